@@ -1,0 +1,66 @@
+"""Goldfish: remove data from a federated model, fast, and show that it is gone.
+
+The names below are the library's public surface. They are imported when first used, so that
+``import goldfish`` and the command line's help do not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from goldfish.errors import (
+        ConfigError,
+        DataError,
+        DivergenceError,
+        GoldfishError,
+        QuorumError,
+        StoreError,
+    )
+    from goldfish.federation import InProcess
+    from goldfish.methods import METHODS, Method
+    from goldfish.types import Client, DeletionRequest
+    from goldfish.workflow import Trained, Unlearned, train, unlearn
+
+_HOMES = {
+    "Client": "goldfish.types",
+    "ConfigError": "goldfish.errors",
+    "DataError": "goldfish.errors",
+    "DeletionRequest": "goldfish.types",
+    "DivergenceError": "goldfish.errors",
+    "GoldfishError": "goldfish.errors",
+    "InProcess": "goldfish.federation",
+    "METHODS": "goldfish.methods",
+    "Method": "goldfish.methods",
+    "QuorumError": "goldfish.errors",
+    "StoreError": "goldfish.errors",
+    "Trained": "goldfish.workflow",
+    "Unlearned": "goldfish.workflow",
+    "train": "goldfish.workflow",
+    "unlearn": "goldfish.workflow",
+}
+
+__all__ = [
+    "METHODS",
+    "Client",
+    "ConfigError",
+    "DataError",
+    "DeletionRequest",
+    "DivergenceError",
+    "GoldfishError",
+    "InProcess",
+    "Method",
+    "QuorumError",
+    "StoreError",
+    "Trained",
+    "Unlearned",
+    "train",
+    "unlearn",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'goldfish' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,265 @@
+"""The command line: parse, call, print. PyTorch is imported only where it is used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from goldfish.errors import ConfigError, GoldfishError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from goldfish.experiments.config import Config
+
+INTERRUPTED = 130
+"""The usual exit status of a program that was ended by Ctrl-C."""
+
+app = typer.Typer(
+    help="Remove data from a federated model, fast, and show that it is gone.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Datasets: what is there, and how to get what is missing.")
+app.add_typer(data_app, name="data", no_args_is_help=True)
+console = Console()
+
+
+class Device(StrEnum):
+    """Where the models run."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+Out = Annotated[Path | None, typer.Option("--out", help="The run directory.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Where the datasets are; by default $GOLDFISH_DATA."),
+]
+DeviceOption = Annotated[
+    Device, typer.Option("--device", help="Where the models run; auto takes a GPU if there is one.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Clients trained at a time; does not change results."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
+
+
+@app.command()
+def demo(
+    out: Out = None, device: DeviceOption = Device.cpu, workers: Workers = None, seed: Seed = None
+) -> None:
+    """Train a federation on digits, remove one client's poisoned samples, show they are gone."""
+    from goldfish.experiments.config import DEMO, load_config
+
+    config = load_config(DEMO, seed=seed)
+    _run(config, out or Path("runs/demo"), resume=True, device=device, workers=workers)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see the README for its tables.")],
+    out: Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted run.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+    seed: Seed = None,
+) -> None:
+    """Train, delete, let each method unlearn, and write results and report to the run directory."""
+    from goldfish.experiments.config import load_config
+
+    loaded = load_config(config, set_ or (), seed=seed)
+    place = out or Path("runs") / config.stem
+    _run(loaded, place, resume=resume, device=device, workers=workers, data_dir=data_dir)
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
+) -> None:
+    """Write the report page of a finished run again."""
+    from goldfish.report import write_report
+
+    console.print(f"Report: {write_report(run_dir)}")
+
+
+@app.command()
+def methods() -> None:
+    """List the unlearning methods."""
+    from goldfish.methods import METHODS
+
+    _print_table(("method", "what it does"), ((m.name, m.summary) for m in METHODS.values()))
+
+
+@app.command()
+def models() -> None:
+    """List the models; your own is named package.module:factory."""
+    from goldfish.models import MODELS
+
+    _print_table(("model", "what it is"), ((name, m.summary) for name, m in MODELS.items()))
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None) -> None:
+    """Say which datasets are there, and what is missing where."""
+    from goldfish.data import available
+
+    rows = []
+    for found in available(data_dir):
+        state = "[green]there[/]" if found.present else "[yellow]missing[/]"
+        missing = f" (missing: {', '.join(found.missing)})" if found.missing else ""
+        rows.append((found.name, state, found.location + missing))
+    _print_table(("dataset", "state", "where"), rows)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A dataset from 'goldfish data list'.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Download a dataset from its publisher; an interrupted download goes on where it was."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from goldfish.data import fetch
+    from goldfish.data.sources import resolve_data_dir
+
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(name, total=None)
+        fetch.fetch(
+            name,
+            resolve_data_dir(data_dir, name),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    console.print(f"{name} is complete in {resolve_data_dir(data_dir, name)}.")
+
+
+def main() -> None:
+    """Run the command line; an error that a user can mend is one message, not a traceback."""
+    try:
+        app()
+    except GoldfishError as error:
+        _print_error(str(error))
+        sys.exit(1)
+
+
+def _run(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool,
+    device: Device,
+    workers: int | None,
+    data_dir: Path | None = None,
+) -> None:
+    """Run an experiment under a progress bar, then show its result."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from goldfish.experiments.runner import run_experiment
+
+    steps = run_experiment(
+        config,
+        out,
+        resume=resume,
+        data_dir=data_dir,
+        device=_resolve(device),
+        workers=workers,
+    )
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+    )
+    bars: dict[str, TaskID] = {}
+    try:
+        with Progress(*columns, console=console) as progress:
+            for step in steps:
+                if step.phase not in bars:
+                    bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")
+                progress.update(bars[step.phase], completed=step.round, state=_state(step.record))
+                for failure in step.record.get("failures", ()):
+                    where = f"{step.phase}, round {step.round}: {failure['client_id']}"
+                    progress.console.print(
+                        f"{where} did not answer: {failure['cause']}", markup=False
+                    )
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. Finished rounds are in {out}: add --resume to go on.")
+        sys.stdout.flush()
+        # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
+        os._exit(INTERRUPTED)
+    _print_result(out)
+
+
+def _resolve(device: Device) -> str:
+    import torch
+
+    if device is Device.cpu:
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if device is Device.cuda:
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
+    return "cpu"
+
+
+def _state(record: Mapping[str, Any]) -> str:
+    if "diverged" in record:
+        return "diverged"
+    if "accuracy" not in record:
+        return ""
+    success = record["backdoor_success"]
+    backdoor = "" if success is None else f", backdoor {success:.1f} %"
+    return f"accuracy {record['accuracy']:.1f} %{backdoor}"
+
+
+def _print_result(out: Path) -> None:
+    from goldfish.report import headline, read_run, summary_rows, table, write_report
+
+    result = read_run(out).result
+    page = write_report(out)
+    headings, rows = table(summary_rows(result))
+    _print_table(headings, rows)
+    told = headline(result)
+    for sentence in (told.verdict, told.asked, *told.sentences):
+        console.print(sentence, markup=False)
+    console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    diverged = [m["diverged"] for m in result["methods"].values() if "diverged" in m]
+    if diverged:
+        _print_error("\n".join(diverged))
+        sys.exit(1)
+
+
+def _print_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    printed = Table(*headings)
+    for row in rows:
+        printed.add_row(*row)
+    console.print(printed)
+
+
+def _print_error(message: str) -> None:
+    errors = Console(stderr=True)
+    errors.print("Error:", style="bold red", end=" ")
+    errors.print(message, markup=False, highlight=False, soft_wrap=True)

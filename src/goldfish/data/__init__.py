@@ -1,0 +1,32 @@
+"""Data: where it comes from, who holds it, what is removed from it.
+
+The functions that share a module's name are used through it: ``partition.partition`` and
+``partition.split``, ``removal.split``, ``fetch.fetch``.
+"""
+
+from goldfish.data import fetch, partition, removal
+from goldfish.data.augmentation import random_crop_flip
+from goldfish.data.backdoor import Backdoor, poison, triggered_test
+from goldfish.data.examples import DatasetExamples, Subset, TensorExamples, as_examples
+from goldfish.data.partition import Partition
+from goldfish.data.sources import SOURCES, Availability, LabelledData, available, load
+
+__all__ = [
+    "SOURCES",
+    "Availability",
+    "Backdoor",
+    "DatasetExamples",
+    "LabelledData",
+    "Partition",
+    "Subset",
+    "TensorExamples",
+    "as_examples",
+    "available",
+    "fetch",
+    "load",
+    "partition",
+    "poison",
+    "random_crop_flip",
+    "removal",
+    "triggered_test",
+]

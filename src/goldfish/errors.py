@@ -1,0 +1,51 @@
+"""Every error that Goldfish raises on purpose, so that a caller can catch one name.
+
+GoldfishError
+├── ConfigError        a setting or an argument is wrong
+├── DataError          a dataset, a file or a sample id is missing or broken
+├── DivergenceError    training left the finite numbers
+├── QuorumError        too few clients answered a round
+└── StoreError         a run directory or a checkpoint cannot be used
+
+Messages say what is wrong, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GoldfishError(Exception):
+    """The root of the tree: catch it to catch everything below."""
+
+
+class ConfigError(GoldfishError):
+    """A setting or an argument is wrong."""
+
+
+class DataError(GoldfishError):
+    """A dataset, a file or a sample id is missing or broken."""
+
+
+class DivergenceError(GoldfishError):
+    """Training left the finite numbers."""
+
+
+class QuorumError(GoldfishError):
+    """Too few clients answered a round."""
+
+
+class StoreError(GoldfishError):
+    """A run directory or a checkpoint cannot be used."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> str:
+    """Return the message for a name that is not in a registry, with the nearest one that is.
+
+    >>> unknown("method", "goldfsh", ["goldfish", "retrain"], "'goldfish methods' lists all.")
+    "Unknown method 'goldfsh'. Did you mean 'goldfish'? 'goldfish methods' lists all."
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Unknown {kind} {name!r}.{guess} {hint}"

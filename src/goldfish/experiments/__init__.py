@@ -1,0 +1,1 @@
+"""Experiments: a configuration, and the run that trains, deletes, unlearns and measures."""

@@ -1,0 +1,237 @@
+"""The configuration of a run: TOML in, checked settings out, and back to TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from goldfish.errors import ConfigError, unknown
+from goldfish.methods import METHODS, method_named
+from goldfish.training import Count, Positive, Settings, TrainingSettings
+from goldfish.types import Scalar
+
+DEMO = Path(__file__).parent / "presets" / "demo.toml"
+"""The configuration of ``goldfish demo``."""
+
+
+class DataSettings(Settings):
+    """The data and who holds it."""
+
+    name: str = "digits"
+    """A dataset from ``goldfish data list``."""
+    path: str | None = None
+    """Where your own data is, for name = "image-folder" or "npz"."""
+    clients: Count = 5
+    """Number of clients (the paper's C)."""
+    partition: Literal["iid", "uneven", "dirichlet", "explicit"] = "iid"
+    """How the training data is divided: equal parts, uneven sizes, label skew, or a manifest."""
+    alpha: Positive = 0.5
+    """Concentration of the Dirichlet label skew: the smaller, the more skewed."""
+    manifest: str | None = None
+    """With partition = "explicit": a partition.json of another run, or one of your own."""
+
+    @model_validator(mode="after")
+    def _explicit_has_manifest(self) -> Self:
+        if (self.partition == "explicit") != (self.manifest is not None):
+            raise ValueError('partition = "explicit" and manifest belong together: give both')
+        return self
+
+
+class ModelSettings(Settings):
+    """The model."""
+
+    name: str = "lenet5"
+    """A model from ``goldfish models``, or your own "package.module:factory"."""
+    options: dict[str, Scalar] = Field(default_factory=dict)
+    """Keyword arguments of the model."""
+
+
+class DeletionSettings(Settings):
+    """What is removed: exactly one of rate, clients, class_label and samples."""
+
+    rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the whole training set, held by the first client (others join if it has too few)."""
+    clients: list[str] | None = None
+    """Clients that leave with all of their data."""
+    class_label: Annotated[int, Field(ge=0)] | None = None
+    """A class that every client removes."""
+    samples: str | None = None
+    """A file with one sample id a line."""
+    backdoor_target: Annotated[int, Field(ge=0)] | None = None
+    """The removed samples carry a trigger and this label, to show whether they are gone."""
+    backdoor_source: Annotated[int, Field(ge=0)] | None = None
+    """Attack this class only (the paper's variant)."""
+    trigger_size: Count = 3
+    """Side of the trigger, in pixels."""
+
+    @model_validator(mode="after")
+    def _one_selection(self) -> Self:
+        names = ("rate", "clients", "class_label", "samples")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"say what to remove by exactly one of {', '.join(names)}; {got}")
+        if self.backdoor_source is not None and self.backdoor_target is None:
+            raise ValueError("backdoor_source needs backdoor_target, the class to attack towards")
+        return self
+
+
+class UnlearningSettings(Settings):
+    """How to unlearn; what is left out is as in the training."""
+
+    methods: Annotated[list[str], Field(min_length=1)] = Field(default=["goldfish", "retrain"])
+    """Methods from ``goldfish methods``; each starts from the same trained federation."""
+    rounds: Count = 10
+    """Rounds that each method gets."""
+    learning_rate: Positive | None = None
+    """Step size of local SGD while unlearning."""
+    local_epochs: Count | None = None
+    """Passes over a client's data in one round while unlearning."""
+    schedule: Literal["constant", "cosine", "step"] | None = None
+    """How the step size changes over the rounds of unlearning."""
+
+    @model_validator(mode="after")
+    def _known_methods(self) -> Self:
+        for name in self.methods:
+            if name not in METHODS:
+                raise ValueError(unknown("method", name, METHODS, "'goldfish methods' lists all."))
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError("a method is listed twice")
+        return self
+
+
+class _Tables(Settings):
+    """The configuration without the tables of the methods."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    deletion: DeletionSettings
+    unlearning: UnlearningSettings = UnlearningSettings()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete, checked configuration."""
+
+    seed: int
+    data: DataSettings
+    model: ModelSettings
+    training: TrainingSettings
+    deletion: DeletionSettings
+    unlearning: UnlearningSettings
+    methods: Mapping[str, Settings]
+    """The settings of each listed method."""
+
+    @property
+    def unlearning_training(self) -> TrainingSettings:
+        """How clients train while unlearning."""
+        own = ("learning_rate", "local_epochs", "schedule")
+        changed = {n: v for n in own if (v := getattr(self.unlearning, n)) is not None}
+        return self.training.model_copy(update=changed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, in the shape of the TOML file."""
+        tables = ("data", "model", "training", "deletion", "unlearning")
+        values: dict[str, Any] = {"seed": self.seed}
+        values |= {name: getattr(self, name).model_dump(exclude_none=True) for name in tables}
+        for name, settings in self.methods.items():
+            values["unlearning"][name] = settings.model_dump(exclude_none=True)
+        return values
+
+    def to_toml(self) -> str:
+        """Return the complete configuration as TOML; reading it gives the same configuration."""
+        return _toml(self.to_dict())
+
+
+def load_config(path: Path, overrides: Sequence[str] = (), *, seed: int | None = None) -> Config:
+    """Read a TOML file; ``overrides`` are ``key=value`` with dotted keys, applied on top.
+
+    Paths inside the file are relative to it.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"There is no configuration file {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+    for override in overrides:
+        _override(values, override)
+    if seed is not None:
+        values["seed"] = seed
+    _absolute(values, path.parent)
+    return parse_config(values)
+
+
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """Check a configuration that is already a mapping."""
+    unlearning = values.get("unlearning", {})
+    own = {}
+    rest = dict(values)
+    if isinstance(unlearning, Mapping):
+        own = {k: v for k, v in unlearning.items() if k in METHODS}
+        rest["unlearning"] = {k: v for k, v in unlearning.items() if k not in METHODS}
+    tables = _Tables.parse(rest)
+    methods = {}
+    for name in {**dict.fromkeys(tables.unlearning.methods), **own}:
+        methods[name] = method_named(name).settings.parse(own.get(name, {}), f"unlearning.{name}")
+    return Config(
+        tables.seed,
+        tables.data,
+        tables.model,
+        tables.training,
+        tables.deletion,
+        tables.unlearning,
+        methods,
+    )
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set takes key=value, such as training.rounds=5; not {override!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *path, name = key.strip().split(".")
+    table: Any = values
+    for part in path:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        raise ConfigError(f"--set {override!r}: {'.'.join(path)} is not a table.")
+    table[name] = value
+
+
+def _absolute(values: dict[str, Any], folder: Path) -> None:
+    for table, name in (("data", "path"), ("data", "manifest"), ("deletion", "samples")):
+        entry = values.get(table)
+        if isinstance(entry, dict) and isinstance(entry.get(name), str):
+            entry[name] = str((folder / entry[name]).resolve())
+
+
+def _toml(values: Mapping[str, Any], table: str = "") -> str:
+    """Return plain values as TOML. JSON's notation of strings, numbers and lists is TOML too."""
+    scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
+    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
+    lines = [f"{_key(k)} = {json.dumps(v)}" for k, v in scalars.items()]
+    if table and (lines or not tables):
+        lines.insert(0, f"\n[{table}]")
+    text = "".join(f"{line}\n" for line in lines)
+    for name, inner in tables.items():
+        text += _toml(inner, f"{table}.{_key(name)}" if table else _key(name))
+    return text
+
+
+def _key(name: str) -> str:
+    bare = name.replace("-", "").replace("_", "")
+    return name if bare.isascii() and bare.isalnum() else json.dumps(name)

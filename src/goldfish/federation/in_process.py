@@ -1,0 +1,135 @@
+"""The engine for one machine: clients run on worker threads, each with its own generator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+
+from goldfish.data import as_examples, removal
+from goldfish.errors import ConfigError
+from goldfish.randomness import seeded_globally
+from goldfish.training import LocalWorkspace
+from goldfish.types import (
+    Client,
+    ClientStep,
+    Failure,
+    ModelFactory,
+    Params,
+    RoundReplies,
+    Task,
+    Update,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class InProcess:
+    """A federation whose clients all live in this process.
+
+    ``clients`` hold their data as ``Examples`` or as any map-style ``torch`` dataset; ``model``
+    builds a new model at each call. The results do not depend on ``workers``: each client step
+    runs on one thread with generators of its own.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        model: ModelFactory,
+        *,
+        workers: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        ids = [client.id for client in clients]
+        doubles = sorted({i for i in ids if ids.count(i) > 1})
+        if not clients or doubles:
+            what = f"these ids are used twice: {', '.join(doubles)}" if doubles else "there is none"
+            raise ConfigError(f"A federation needs clients with different ids, and {what}.")
+        if workers is not None and workers < 1:
+            raise ConfigError(f"workers must be at least 1, not {workers}.")
+        self.model = model
+        self.device = device
+        self.workers = min(workers or os.cpu_count() or 1, len(clients))
+        self._clients = {c.id: replace(c, retained=as_examples(c.retained)) for c in clients}
+        self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
+        for _ in range(self.workers):
+            self._workspaces.put(LocalWorkspace(model, device))
+        self._global_draws: bool | None = None
+        self._one_at_a_time = threading.Lock()
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """All members, in the order in which they were given."""
+        return list(self._clients)
+
+    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
+        """Run all tasks; a client that raises becomes a :class:`Failure`."""
+        if self._global_draws is None:
+            self._global_draws = self._draws_globally(tasks)
+        executor = ThreadPoolExecutor(
+            self.workers, initializer=torch.set_num_threads, initargs=(1,)
+        )
+        try:
+            futures = [executor.submit(self._answer, task, steps) for task in tasks]
+            outcomes = [future.result() for future in futures]
+        except BaseException:
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+        executor.shutdown()
+        return RoundReplies(
+            [o for o in outcomes if isinstance(o, Update)],
+            [o for o in outcomes if isinstance(o, Failure)],
+        )
+
+    def states(self) -> Mapping[str, Mapping[str, Params]]:
+        """Return what the clients keep."""
+        return {c.id: dict(c.state.arrays) for c in self._clients.values() if c.state.arrays}
+
+    def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
+        """Put back what :meth:`states` returned."""
+        for client in self._clients.values():
+            client.state.arrays.clear()
+            client.state.arrays.update(states.get(client.id, {}))
+
+    def _answer(self, task: Task, steps: Mapping[str, ClientStep]) -> Update | Failure:
+        workspace = self._workspaces.get()
+        try:
+            client = removal.split(self._clients[task.client_id], task.requests)
+            if not self._global_draws:
+                return steps[task.step](task, client, workspace)
+            purpose = (str(task.config.get("round")), task.client_id)
+            with self._one_at_a_time, seeded_globally(int(task.config["seed"]), *purpose):
+                return steps[task.step](task, client, workspace)
+        except Exception as error:
+            logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)
+            return Failure(task.client_id, type(error).__name__, str(error) or repr(error))
+        finally:
+            self._workspaces.put(workspace)
+
+    def _draws_globally(self, tasks: Sequence[Task]) -> bool:
+        """Tell whether the model draws from torch's global generator in training (dropout).
+
+        Threads share that generator, so clients with such a model train one after the other,
+        each from a seed of its own; otherwise the bits would depend on who comes first.
+        """
+        for task in tasks:
+            client = removal.split(self._clients[task.client_id], task.requests)
+            if not len(client.retained):
+                continue
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                model = self.model().train()
+                try:
+                    inputs, _ = client.retained.batch(torch.tensor([0, 0]))
+                    before = torch.get_rng_state()
+                    model(inputs.cpu())
+                except Exception:
+                    logger.info("%s could not be probed", client.id, exc_info=True)
+                    continue
+                return not torch.equal(before, torch.get_rng_state())
+        return False

@@ -1,0 +1,20 @@
+"""The unlearning methods: one file each, all values of one type."""
+
+from __future__ import annotations
+
+from goldfish.errors import ConfigError, unknown
+from goldfish.methods.goldfish import GOLDFISH
+from goldfish.methods.method import Method, Plan
+from goldfish.methods.retrain import RETRAIN
+
+METHODS: dict[str, Method] = {"goldfish": GOLDFISH, "retrain": RETRAIN}
+
+
+def method_named(name: str) -> Method:
+    """Return the method of this name, or say which one was probably meant."""
+    if name not in METHODS:
+        raise ConfigError(unknown("method", name, METHODS, "'goldfish methods' lists all."))
+    return METHODS[name]
+
+
+__all__ = ["METHODS", "Method", "Plan", "method_named"]

@@ -1,0 +1,195 @@
+"""Goldfish (Wang, Zhu, Chen and Esteves-Verissimo): a fresh student taught by the old model.
+
+The server's side of Algorithm 1 and, for each client, the step that trains its student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from goldfish.errors import ConfigError
+from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.steps import (
+    answer,
+    nothing_to_learn,
+    shard_key,
+    task_generator,
+    task_learning_rate,
+    transform_of,
+)
+from goldfish.params import params_of
+from goldfish.training import Fitted, Settings, TrainingSettings
+from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
+from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
+from goldfish.unlearning.optimization import (
+    Shard,
+    checkpoint,
+    combine,
+    partition_shards,
+    recover,
+)
+
+
+def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+    """Yield the rounds of Algorithm 1: teacher and fresh student to all clients, then aggregate."""
+    settings = cast("GoldfishSettings", settings)
+    if plan.original is None:
+        raise ConfigError("Goldfish needs the model to unlearn from: it is the teacher.")
+    _check_shards(plan.training, settings)
+    rounds = federated_rounds(
+        plan,
+        STEPS,
+        "goldfish",
+        {
+            **plan.training.to_task(),
+            **settings.to_task(),
+            "original_phase": plan.original_phase,
+        },
+        start=plan.fresh,
+        constants={"teacher": plan.original},
+        adaptive=settings.adaptive_weights,
+    )
+    if not settings.round_stop:
+        yield from rounds
+        return
+    if plan.server is None:
+        raise ConfigError(
+            "round_stop compares losses on the server's test set: pass one (test=...), or leave "
+            "round_stop off."
+        )
+    target = plan.server.score(plan.original).loss + settings.delta
+    if plan.last is not None and plan.server.score(plan.last[1]).loss <= target:
+        return
+    for this in rounds:
+        reached = plan.server.score(this.params).loss <= target
+        yield replace(this, final=reached)
+        if reached:
+            return
+
+
+def goldfish_step(task: Task, client: Client, workspace: Workspace) -> Update:
+    """Train the student on one client; with shards, on those that the deletion hit."""
+    training = TrainingSettings.from_task(task.config)
+    if len(client.retained) == 0:
+        return nothing_to_learn(task)
+    if training.shards > 1:
+        return _retrain_sharded(task, client, workspace, training)
+    student = task.arrays["model"]
+    params, fitted = _retrain(task, client.retained, client.removed, workspace, student)
+    return answer(task, params, len(client.retained), [fitted])
+
+
+STEPS: Mapping[str, ClientStep] = {"goldfish": goldfish_step}
+
+
+def _retrain_sharded(
+    task: Task, client: Client, workspace: Workspace, training: TrainingSettings
+) -> Update:
+    """Unlearn on a client that keeps shard models.
+
+    In the first round the client starts from the checkpoint of the shards that were not hit,
+    equation (9), instead of from the fresh student, and only what was hit is retrained. Later
+    rounds go on as in training: shared shards start from the new global model; isolated ones
+    never do, so those that were not hit stay as they are.
+    """
+    settings = GoldfishSettings.from_task(task.config)
+    phase, first = str(task.config["phase"]), task.config["round"] == 1
+    source = str(task.config["original_phase"]) if first else phase
+    shards = partition_shards(client, training.shards, int(task.config["seed"]))
+    sizes = {shard.index: len(shard.retained) for shard in shards}
+    models = _kept_models(client, source, shards)
+    hit = [shard.index for shard in shards if shard.hit]
+    start = task.arrays["model"]
+    if first:
+        literal = settings.shard_checkpoint == "literal"
+        start = checkpoint(models, sizes, hit, literal=literal) or start
+
+    fits: list[Fitted] = []
+    if settings.shard_retraining == "client":
+        params, fitted = _retrain(task, client.retained, client.removed, workspace, start)
+        fits.append(fitted)
+        # Where nothing was hit the client's model moved as a whole, and all shards with it.
+        models |= recover(params, models, sizes, hit or list(sizes))
+    else:
+        isolated = training.shard_mode == "isolated"
+        for shard in shards:
+            untouched = shard.index in models and not shard.hit and (first or isolated)
+            if untouched or not sizes[shard.index]:
+                continue
+            begin = models[shard.index] if isolated and not first else start
+            models[shard.index], fitted = _retrain(
+                task, shard.retained, shard.removed, workspace, begin, shard.index
+            )
+            fits.append(fitted)
+        params = combine(models, sizes)
+    for index, model in models.items():
+        client.state.arrays[shard_key(phase, index)] = model
+    return answer(task, params, sum(sizes.values()), fits)
+
+
+def _kept_models(client: Client, phase: str, shards: Sequence[Shard]) -> dict[int, Params]:
+    models = {}
+    for shard in shards:
+        model = client.state.arrays.get(shard_key(phase, shard.index))
+        if model is not None and len(shard.retained):
+            models[shard.index] = model
+    return models
+
+
+def _retrain(
+    task: Task,
+    retained: Examples,
+    removed: Examples | None,
+    workspace: Workspace,
+    start: Params,
+    *purpose: int,
+) -> tuple[Params, Fitted]:
+    training = TrainingSettings.from_task(task.config)
+    student = workspace.load("student", start)
+    fitted = retrain_student(
+        student,
+        workspace.load("teacher", task.constants["teacher"]),
+        retained,
+        removed,
+        GoldfishSettings.from_task(task.config),
+        training,
+        learning_rate=task_learning_rate(task, training),
+        generator=task_generator(task, "batches", *purpose),
+        removed_generator=task_generator(task, "removed", *purpose),
+        transform=transform_of(training),
+    )
+    return params_of(student), fitted
+
+
+def _check_shards(training: TrainingSettings, settings: GoldfishSettings) -> None:
+    if training.shard_mode == "isolated" and settings.shard_retraining == "client":
+        raise ConfigError(
+            'shard_retraining = "client" trains one model on all shards, which ends their '
+            'isolation: use shard_retraining = "shard", or training.shard_mode = "shared".'
+        )
+
+
+def _notes(plan: Plan, _settings: Settings) -> Sequence[str]:
+    if plan.training.shards == 1:
+        return ()
+    if plan.training.shard_mode == "shared":
+        return (
+            "Shards were shared: every shard started its rounds from a global model that had seen "
+            "the removed data, so the checkpoints that unlearning started from are not free of it.",
+        )
+    return (
+        "Shards were isolated: the checkpoints that unlearning started from never saw the removed "
+        "data. The teacher did, and teaches on the remaining data.",
+    )
+
+
+GOLDFISH = Method(
+    name="goldfish",
+    summary="A fresh student, taught by the old model on the remaining data (the paper's method).",
+    settings=GoldfishSettings,
+    steps=STEPS,
+    unlearn=unlearn,
+    notes=_notes,
+)

@@ -1,0 +1,52 @@
+"""What the client steps of all methods share: how they read a task and how they answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from goldfish.data import random_crop_flip
+from goldfish.randomness import generator
+from goldfish.training import Fitted, TrainingSettings, Transform, learning_rate_at
+from goldfish.types import Params, Task, Update
+
+
+def task_generator(task: Task, purpose: str, *parts: int) -> torch.Generator:
+    """Return the generator for one purpose of this client in this round.
+
+    The method's name is not part of it: all methods see the data in the same order.
+    """
+    seed, index = int(task.config["seed"]), int(task.config["round"])
+    return generator(seed, purpose, index, task.client_id, *parts)
+
+
+def task_learning_rate(task: Task, settings: TrainingSettings) -> float:
+    """Return the step size of the task's round."""
+    return learning_rate_at(settings, int(task.config["round"]), int(task.config["last_round"]))
+
+
+def transform_of(settings: TrainingSettings) -> Transform | None:
+    """Return the augmentation that the settings ask for."""
+    return random_crop_flip if settings.augment else None
+
+
+def shard_key(phase: str, index: int) -> str:
+    """Return the key under which a client keeps the model of a shard."""
+    return f"{phase}/shard-{index}"
+
+
+def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]) -> Update:
+    """Return the update; its loss is the mean risk of the last epochs."""
+    last = [fitted.epoch_risks[-1] for fitted in fits]
+    metrics = {
+        "loss": sum(last) / len(last) if last else 0.0,
+        "steps": sum(fitted.steps for fitted in fits),
+        "samples": sum(fitted.samples for fitted in fits),
+    }
+    return Update(task.client_id, params, num_examples, metrics)
+
+
+def nothing_to_learn(task: Task) -> Update:
+    """Return the answer of a client that has no data left."""
+    return answer(task, task.arrays["model"], 0, [])

@@ -1,0 +1,142 @@
+"""The models by name, and a user's own as ``package.module:factory``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import nn
+
+from goldfish.errors import ConfigError, unknown
+from goldfish.models.custom import load_factory
+from goldfish.models.fresh import fresh_params
+from goldfish.models.lenet import LeNet5, LeNet5Cifar
+from goldfish.models.mlp import MLP
+from goldfish.models.resnet import ResNet, resnet20, resnet32, resnet56
+from goldfish.randomness import seeded_globally
+from goldfish.types import ModelFactory, Scalar
+
+__all__ = [
+    "MLP",
+    "MODELS",
+    "ImageShape",
+    "LeNet5",
+    "LeNet5Cifar",
+    "ModelSpec",
+    "ResNet",
+    "build_model",
+    "fresh_params",
+    "model_factory",
+    "resnet20",
+    "resnet32",
+    "resnet56",
+]
+
+ImageShape: TypeAlias = tuple[int, int, int]
+"""Channels, height, width."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One named model."""
+
+    factory: Callable[..., nn.Module]
+    """Called with the number of classes, the image shape, and the options by keyword."""
+    summary: str
+    options: frozenset[str] = frozenset()
+    """The names of the options that the factory takes."""
+
+
+def _lenet5(num_classes: int, image_shape: ImageShape) -> nn.Module:
+    return LeNet5(num_classes, image_shape[0], _side("lenet5", image_shape))
+
+
+def _lenet5_cifar(num_classes: int, image_shape: ImageShape) -> nn.Module:
+    return LeNet5Cifar(num_classes, image_shape[0], _side("lenet5-cifar", image_shape))
+
+
+def _resnet20(num_classes: int, image_shape: ImageShape) -> nn.Module:
+    return resnet20(num_classes, image_shape[0])
+
+
+def _resnet32(num_classes: int, image_shape: ImageShape) -> nn.Module:
+    return resnet32(num_classes, image_shape[0])
+
+
+def _resnet56(num_classes: int, image_shape: ImageShape) -> nn.Module:
+    return resnet56(num_classes, image_shape[0])
+
+
+def _mlp(num_classes: int, image_shape: ImageShape, hidden: int = 200) -> nn.Module:
+    return MLP(num_classes, math.prod(image_shape), hidden)
+
+
+MODELS: Mapping[str, ModelSpec] = {
+    "lenet5": ModelSpec(_lenet5, "LeNet-5, 2 fully connected layers (MNIST, Fashion-MNIST)"),
+    "lenet5-cifar": ModelSpec(_lenet5_cifar, "LeNet-5, 3 fully connected layers (CIFAR-10)"),
+    "resnet20": ModelSpec(_resnet20, "ResNet of 20 layers for small images"),
+    "resnet32": ModelSpec(_resnet32, "ResNet of 32 layers for small images (CIFAR-10)"),
+    "resnet56": ModelSpec(_resnet56, "ResNet of 56 layers for small images (CIFAR-100)"),
+    "mlp": ModelSpec(_mlp, "One hidden layer, 'hidden' wide (200)", frozenset({"hidden"})),
+}
+
+
+def build_model(
+    name: str,
+    *,
+    num_classes: int,
+    image_shape: ImageShape,
+    options: Mapping[str, Scalar] | None = None,
+) -> nn.Module:
+    """Return a new model. The arguments are those of :func:`model_factory`."""
+    return model_factory(name, num_classes=num_classes, image_shape=image_shape, options=options)()
+
+
+def model_factory(
+    name: str,
+    *,
+    num_classes: int,
+    image_shape: ImageShape,
+    options: Mapping[str, Scalar] | None = None,
+) -> ModelFactory:
+    """Return a callable that builds a new model at each call; one is built here, to check.
+
+    ``name`` is a key of ``MODELS``, or ``package.module:factory`` for a model of your own: that
+    factory is called with ``**options`` only, so it must know the number of classes and the image
+    shape by itself or take them as options.
+    """
+    if ":" in name:
+        return load_factory(name, options or {})
+    if name not in MODELS:
+        hint = f"Choose one of {', '.join(MODELS)}, or your own as 'package.module:factory'."
+        raise ConfigError(unknown("model", name, MODELS, hint))
+    if num_classes < 2:
+        raise ConfigError(f"A model needs at least 2 classes, not {num_classes}.")
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ConfigError(
+            f"The image shape must be (channels, height, width), each at least 1, not "
+            f"{image_shape}."
+        )
+    spec = MODELS[name]
+    for option in options or {}:
+        if option not in spec.options:
+            taken = ", ".join(sorted(spec.options)) or "none"
+            hint = f"The options of the model {name!r}: {taken}."
+            raise ConfigError(unknown("model option", option, spec.options, hint))
+    factory = functools.partial(spec.factory, num_classes, image_shape, **(options or {}))
+    with seeded_globally(0, "check", name):
+        factory()
+    return factory
+
+
+def _side(name: str, image_shape: ImageShape) -> int:
+    _, height, width = image_shape
+    if height != width:
+        raise ConfigError(
+            f"The model {name!r} takes square images, not {height} x {width}. "
+            "Crop or pad the images, or choose 'mlp' or a ResNet."
+        )
+    return height

@@ -1,0 +1,9 @@
+"""What a run leaves on disk. Every file appears whole: written under another name, then renamed."""
+
+from __future__ import annotations
+
+from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from goldfish.store.files import write_whole
+from goldfish.store.runs import RunDirectory
+
+__all__ = ["Checkpoint", "RunDirectory", "load_checkpoint", "save_checkpoint", "write_whole"]

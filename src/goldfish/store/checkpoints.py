@@ -1,0 +1,71 @@
+"""Checkpoints: one safetensors file for a model and what its clients keep.
+
+The model's tensors stand under their own names, so that any program can load them as a state
+dict; what clients keep stands beside them under names that begin with ``state:``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from goldfish.errors import StoreError
+from goldfish.store.files import write_whole
+from goldfish.types import Params
+
+STATE = "state:"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A phase after one of its rounds."""
+
+    round: int
+    params: Params
+    states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
+    """What each client keeps: client id, then key, then parameters."""
+    final: bool = False
+    """The phase ended with this round."""
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; the file appears whole or not at all."""
+    from safetensors.torch import save
+
+    tensors = {name: t.contiguous() for name, t in checkpoint.params.items()}
+    for client_id, kept in checkpoint.states.items():
+        for key, params in kept.items():
+            for name, t in params.items():
+                # A copy: two keys may hold the same tensor, which safetensors refuses.
+                tensors[STATE + json.dumps([client_id, key, name])] = t.contiguous().clone()
+    metadata = {"round": str(checkpoint.round), "final": json.dumps(checkpoint.final)}
+    write_whole(path, save(tensors, metadata))
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint back."""
+    from safetensors import SafetensorError, safe_open
+
+    params: dict[str, Tensor] = {}
+    states: dict[str, dict[str, dict[str, Tensor]]] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                if name.startswith(STATE):
+                    client_id, key, inner = json.loads(name.removeprefix(STATE))
+                    kept = states.setdefault(client_id, {}).setdefault(key, {})
+                    kept[inner] = file.get_tensor(name)
+                else:
+                    params[name] = file.get_tensor(name)
+        index, final = int(metadata["round"]), bool(json.loads(metadata["final"]))
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise StoreError(
+            f"{path} cannot be read as a checkpoint ({error}). Delete it: the run then starts "
+            "this phase again."
+        ) from error
+    return Checkpoint(index, params, states, final)

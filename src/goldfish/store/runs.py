@@ -1,0 +1,108 @@
+"""A run directory: configuration, manifest, metrics, checkpoints, results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goldfish.errors import StoreError
+from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from goldfish.store.files import write_whole
+
+CONFIG, METRICS, RESULT = "config.toml", "metrics.jsonl", "result.json"
+
+
+class RunDirectory:
+    """The files of one run. Use :meth:`open` to start one or to go on with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, config: str, *, resume: bool) -> RunDirectory:
+        """Start a run, or go on with one that has exactly this configuration.
+
+        ``config`` is the full resolved configuration as text. A directory that holds another
+        configuration, or files that are not a run, is refused.
+        """
+        run = cls(path)
+        written = path / CONFIG
+        if not written.exists():
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise StoreError(f"{path} exists and is not a run directory. Choose another --out.")
+            write_whole(written, config)
+            return run
+        if written.read_text() != config:
+            raise StoreError(
+                f"{path} belongs to another configuration ({_first_difference(written, config)}). "
+                "It was left as it is: choose another --out."
+            )
+        if not resume:
+            state = "finished" if (path / RESULT).exists() else "was interrupted"
+            raise StoreError(
+                f"{path} already holds this run, which {state}. Add --resume to go on with it, or "
+                "choose another --out."
+            )
+        return run
+
+    def save(self, phase: str, checkpoint: Checkpoint, record: Mapping[str, Any]) -> None:
+        """Keep a finished round: its line in the metrics, then its checkpoint."""
+        with (self.path / METRICS).open("a") as file:
+            file.write(json.dumps({"phase": phase, **record}) + "\n")
+        save_checkpoint(self.checkpoint_path(phase), checkpoint)
+
+    def load(self, phase: str) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
+        """Return the last checkpoint of a phase and the metrics up to it.
+
+        Lines of rounds that have no checkpoint (the run was killed between the two) are dropped.
+        """
+        path = self.checkpoint_path(phase)
+        checkpoint = load_checkpoint(path) if path.exists() else None
+        last = checkpoint.round if checkpoint else 0
+        records = [r for r in self._records() if r["phase"] != phase or r["round"] <= last]
+        lines = "".join(json.dumps(r) + "\n" for r in records)
+        write_whole(self.path / METRICS, lines)
+        return checkpoint, [r for r in records if r["phase"] == phase]
+
+    def checkpoint_path(self, phase: str) -> Path:
+        """Return where a phase's checkpoint lies."""
+        return self.path / "checkpoints" / f"{phase}.safetensors"
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run."""
+        write_whole(self.path / name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+    def _records(self) -> list[dict[str, Any]]:
+        path = self.path / METRICS
+        lines = path.read_text().splitlines() if path.exists() else []
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # a line that was being written when the run was killed
+        return records
+
+
+def _first_difference(written: Path, config: str) -> str:
+    """Say which setting differs, by its full name."""
+    there, here = _settings(written.read_text()), _settings(config)
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            return (
+                f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
+            )
+    return "the two files differ"
+
+
+def _settings(text: str) -> dict[str, str]:
+    table, settings = "", {}
+    for line in text.splitlines():
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif "=" in line:
+            name, _, value = line.partition("=")
+            settings[table + name.strip()] = value.strip()
+    return settings

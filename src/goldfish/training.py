@@ -1,0 +1,268 @@
+"""The only training loop (:func:`fit`), the only inference loop (:func:`predict`), settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from goldfish.errors import ConfigError, DivergenceError, unknown
+from goldfish.types import Examples, ModelFactory, Params, Scalar
+
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """Settings that are checked where they enter; a wrong name or value is refused in words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
+        """Check values that a user gave; ``where`` is the table that they stand in."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(describe(error, cls, where)) from None
+
+    @classmethod
+    def from_task(cls, config: Mapping[str, Scalar]) -> Self:
+        """Read these settings out of a task's configuration, which holds others beside them."""
+        return cls.model_validate({k: v for k, v in config.items() if k in cls.model_fields})
+
+    def to_task(self) -> dict[str, Scalar]:
+        """Return the settings as scalars that any engine can carry."""
+        dumped: dict[str, Any] = self.model_dump(exclude_none=True)
+        return dumped
+
+
+def describe(error: ValidationError, model: type[BaseModel], where: str = "") -> str:
+    """Say in words what is wrong with settings: one line a field, by its full name."""
+    lines = []
+    for item in error.errors():
+        path = [str(part) for part in item["loc"]]
+        name = ".".join([where, *path] if where else path)
+        if item["type"] == "extra_forbidden":
+            lines.append(
+                unknown(
+                    "setting",
+                    name,
+                    _names(model, where),
+                    "Settings are spelt as in the documentation.",
+                )
+            )
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            lines.append(f"{name}: {message} (got {item['input']!r})")
+    return "\n".join(lines)
+
+
+def _names(model: type[BaseModel], where: str) -> list[str]:
+    """Return the full names of all settings of a model and of those nested in it."""
+    names = []
+    for name, info in model.model_fields.items():
+        full = f"{where}.{name}" if where else name
+        names.append(full)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            names += _names(info.annotation, full)
+    return names
+
+
+class TrainingSettings(Settings):
+    """How clients train and how the server combines what they learned."""
+
+    rounds: Count = 20
+    """Federated rounds."""
+    local_epochs: Count = 1
+    """Passes over a client's data in one round (the paper's n)."""
+    batch_size: Count = 100
+    """Samples in a mini-batch (the paper's B)."""
+    learning_rate: Positive = 0.001
+    """Step size of local SGD (the paper's eta)."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """How the step size changes over the rounds."""
+    step_every: Count = 10
+    """With schedule = "step": the step size shrinks after each so many rounds."""
+    step_factor: Positive = 0.1
+    """With schedule = "step": what the step size is multiplied by."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of local SGD (the paper's beta)."""
+    weight_decay: NonNegative = 0.0
+    """L2 penalty of local SGD."""
+    augment: bool = False
+    """Random crops and horizontal flips of the training images."""
+    aggregation: Literal["size", "adaptive"] = "size"
+    """Weights of the clients: by number of samples (FedAvg) or by server error (equation 12)."""
+    shards: Count = 1
+    """Shards of each client's data, each with a model of its own (the paper's tau)."""
+    shard_mode: Literal["shared", "isolated"] = "shared"
+    """Shared: shards start each round from the global model, as in the paper. Isolated: never."""
+    quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the asked clients that must answer; below it the round is an error."""
+
+
+def learning_rate_at(settings: TrainingSettings, index: int, rounds: int) -> float:
+    """Return the step size of round ``index`` (from 1) out of ``rounds``."""
+    if settings.schedule == "cosine":
+        return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (index - 1) / rounds))
+    if settings.schedule == "step":
+        shrinks = (index - 1) // settings.step_every
+        return settings.learning_rate * float(settings.step_factor**shrinks)
+    return settings.learning_rate
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All tensors that one training step needs, on the device of the model."""
+
+    inputs: Tensor
+    labels: Tensor
+    teacher_logits: Tensor | None = None
+    """What the teacher says of ``inputs``."""
+    removed: tuple[Tensor, Tensor] | None = None
+    """Inputs and labels of a mini-batch of removed data."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a step minimises, and the part of it that measures fitness on the remaining data."""
+
+    total: Tensor
+    risk: Tensor
+
+
+Feed: TypeAlias = Callable[[Tensor], Batch]
+"""Gathers the batch for the given positions in a client's remaining data."""
+
+Objective: TypeAlias = Callable[[nn.Module, Batch], Loss]
+"""The loss of a model on a batch; has no state and draws no random numbers."""
+
+Transform: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
+"""Augmentation of a batch of inputs."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What :func:`fit` did: the mean risk of each epoch, and its cost."""
+
+    epoch_risks: Sequence[float]
+    steps: int
+    samples: int
+
+
+def fit(
+    model: nn.Module,
+    num_examples: int,
+    feed: Feed,
+    objective: Objective,
+    settings: TrainingSettings,
+    *,
+    learning_rate: float,
+    generator: torch.Generator,
+    stop: Callable[[Sequence[float]], bool] | None = None,
+) -> Fitted:
+    """Train ``model`` in place with SGD; the order of the samples comes from ``generator``.
+
+    ``stop`` is asked after each epoch with the mean risks so far and ends the training early.
+    A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
+    """
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    device = next(model.parameters()).device
+    model.train()
+    epoch_risks: list[float] = []
+    steps = samples = 0
+    for epoch in range(1, settings.local_epochs + 1):
+        total, risk = torch.zeros(2, device=device)
+        batches = _batches(num_examples, settings.batch_size, generator)
+        for positions in batches:
+            batch = feed(positions)
+            optimizer.zero_grad()
+            loss = objective(model, batch)
+            loss.total.backward()
+            optimizer.step()
+            total += loss.total.detach()
+            risk += loss.risk.detach()
+            samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
+        steps += len(batches)
+        if not torch.isfinite(total):
+            raise DivergenceError(f"the loss became {total.item()} in local epoch {epoch}")
+        epoch_risks.append(risk.item() / len(batches))
+        if stop is not None and stop(epoch_risks):
+            break
+    return Fitted(epoch_risks, steps, samples)
+
+
+def _batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Return a shuffled partition of the positions into mini-batches.
+
+    A single left-over sample joins the batch before it: BatchNorm cannot train on one sample.
+    """
+    batches = list(torch.randperm(count, generator=generator).split(size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def plain_feed(
+    examples: Examples,
+    device: torch.device,
+    generator: torch.Generator,
+    transform: Transform | None = None,
+) -> Feed:
+    """Return a feed of inputs and labels alone, augmented by ``transform``."""
+
+    def feed(positions: Tensor) -> Batch:
+        inputs, labels = examples.batch(positions)
+        if transform is not None:
+            inputs = transform(inputs, generator)
+        return Batch(inputs.to(device), labels.to(device))
+
+    return feed
+
+
+def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
+    """Return the ordinary training loss."""
+    loss = F.cross_entropy(model(batch.inputs), batch.labels)
+    return Loss(loss, risk=loss)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, examples: Examples, batch_size: int = 200) -> Tensor:
+    """Return the logits of all examples, on the CPU, in order; always in evaluation mode."""
+    model.eval()
+    device = next(model.parameters()).device
+    batches = torch.arange(len(examples)).split(batch_size)
+    return torch.cat([model(examples.batch(b)[0].to(device)).float().cpu() for b in batches])
+
+
+class LocalWorkspace:
+    """The models of one worker: built once for each role, then loaded again and again."""
+
+    def __init__(self, factory: ModelFactory, device: torch.device | str = "cpu") -> None:
+        self._factory = factory
+        self._device = device
+        self._modules: dict[str, nn.Module] = {}
+
+    def load(self, role: str, params: Params) -> nn.Module:
+        """Return the module for ``role``, holding ``params``."""
+        if role not in self._modules:
+            # Its initial weights are not used: the caller's random numbers stay as they are.
+            with torch.random.fork_rng(devices=[]):
+                self._modules[role] = self._factory().to(self._device)
+        module = self._modules[role]
+        module.load_state_dict(dict(params))
+        return module

@@ -1,0 +1,164 @@
+"""The core types that all layers share; no behaviour lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from torch import Tensor, nn
+
+Params: TypeAlias = Mapping[str, Tensor]
+"""A detached state dict: all weights and all buffers. Never mutated."""
+
+Scalar: TypeAlias = int | float | str | bool
+"""What any engine can carry beside arrays."""
+
+ModelFactory: TypeAlias = Callable[[], nn.Module]
+"""Builds a new model with newly initialised weights and buffers at each call."""
+
+
+class Examples(Protocol):
+    """Labelled data, read by position. Every sample has a stable id."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """One id a sample, unique within the data."""
+
+    @property
+    def labels(self) -> Tensor:
+        """All labels, int64, in order."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the inputs (float32) and the labels (int64) at ``positions``."""
+
+
+@dataclass(frozen=True)
+class DeletionRequest:
+    """What one client wants removed: samples by id, one class, or (neither given) everything."""
+
+    client_id: str
+    sample_ids: Sequence[str] | None = None
+    class_label: int | None = None
+
+
+class ClientState:
+    """What a client keeps between rounds, by key: its shard models. The one mutable place.
+
+    Keys are paths such as ``"origin/shard-2"``: the first part names the phase that wrote it, so
+    that several methods can start from what one training left behind.
+    """
+
+    def __init__(self, arrays: Mapping[str, Params] | None = None) -> None:
+        self.arrays: dict[str, Params] = dict(arrays or {})
+
+
+@dataclass(frozen=True)
+class Client:
+    """A member of the federation and its data; stays where the data is.
+
+    Until a deletion is filed, ``retained`` is all of the client's data and ``removed`` is empty.
+    """
+
+    id: str
+    retained: Examples
+    removed: Examples | None = None
+    """What was asked to be removed; None when nothing was."""
+    state: ClientState = field(default_factory=ClientState)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Server to client: run the step of this name on these arrays."""
+
+    client_id: str
+    step: str
+    arrays: Mapping[str, Params]
+    config: Mapping[str, Scalar]
+    requests: Sequence[DeletionRequest] = ()
+    constants: Mapping[str, Params] = field(default_factory=dict)
+    """Arrays that stay the same over all rounds of a phase (the teacher): they travel once."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """Client to server: the new parameters, and from how many examples they were learned.
+
+    ``num_examples == 0`` means that the client had nothing to learn from; its parameters are not
+    aggregated. ``metrics`` always holds ``loss``, ``steps`` and ``samples``.
+    """
+
+    client_id: str
+    params: Params
+    num_examples: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that was asked and did not answer, and why.
+
+    ``error`` is the name of the exception's class, such as ``"DivergenceError"``.
+    """
+
+    client_id: str
+    error: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class RoundReplies:
+    """What came back from one round of tasks, in the order of the tasks."""
+
+    updates: Sequence[Update]
+    failures: Sequence[Failure]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One finished round: the new global parameters and how they came about. Counts from 1."""
+
+    index: int
+    params: Params
+    updates: Sequence[Update]
+    failures: Sequence[Failure]
+    bytes_sent: int
+    final: bool = False
+    """The method ended here before its round limit (the round-level stop)."""
+
+
+class Workspace(Protocol):
+    """Where a client step finds its models; one for each worker, so never shared."""
+
+    def load(self, role: str, params: Params) -> nn.Module:
+        """Return this worker's module for ``role``, holding ``params``."""
+
+
+ClientStep: TypeAlias = Callable[[Task, Client, Workspace], Update]
+"""The client's side of a method: depends on the task, the client's data and its state alone."""
+
+
+class Federation(Protocol):
+    """The only seam between engines."""
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """All members, in a fixed order."""
+
+    @property
+    def model(self) -> ModelFactory:
+        """Builds the model that the federation trains."""
+
+    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
+        """Run the tasks; ``steps`` holds the client's side by name.
+
+        An engine on one machine calls the step; an engine across a wire sends its name.
+        """
+
+    def states(self) -> Mapping[str, Mapping[str, Params]]:
+        """Return what the clients keep, as far as it lives in this process."""
+
+    def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
+        """Put back what :meth:`states` returned."""

@@ -1,0 +1,224 @@
+"""The basic model module: Algorithm 1's client procedure, a student taught by the old model.
+
+Knowledge flows from the teacher on the remaining data only; the removed data meets the student
+through the hard and the confusion loss alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from goldfish.errors import DivergenceError
+from goldfish.training import (
+    Batch,
+    Fitted,
+    Loss,
+    NonNegative,
+    Objective,
+    Positive,
+    Settings,
+    TrainingSettings,
+    Transform,
+    fit,
+    plain_feed,
+    predict,
+)
+from goldfish.types import Examples
+from goldfish.unlearning.extension import adaptive_temperature
+from goldfish.unlearning.loss_function import (
+    HardLossName,
+    RemovedTermName,
+    confusion_loss,
+    distillation_loss,
+    goldfish_loss,
+    removed_loss,
+    sample_losses,
+)
+from goldfish.unlearning.optimization import excess_empirical_risk
+
+
+class GoldfishSettings(Settings):
+    """The settings of the Goldfish method. A weight of 0 switches its term off."""
+
+    temperature: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0
+    """Distillation temperature (T0 of equation 11)."""
+    adaptive_temperature: bool = True
+    """Lower the temperature of clients that remove much, equation (11)."""
+    temperature_alpha: Positive = 1 / math.e
+    """Adjustment factor of equation (11); 1/e gives T0 to a client that removes nothing."""
+    mu_c: NonNegative = 0.25
+    """Weight of the confusion loss in equation (6)."""
+    mu_d: NonNegative = 1.0
+    """Weight of the distillation loss in equation (6)."""
+    removed_weight: NonNegative = 1.0
+    """Weight of the removed data's part in the hard loss, equation (1)."""
+    hard_loss: HardLossName = "cross-entropy"
+    """Loss between prediction and label."""
+    removed_term: RemovedTermName = "capped"
+    """How the removed data's part is bounded; "literal" is as printed, and diverges."""
+    square_scaling: bool = False
+    """Multiply the distillation loss by T^2, as is usual elsewhere and not in the paper."""
+    local_stop: bool = True
+    """End a client's local epochs early by the excess empirical risk, equation (7)."""
+    round_stop: bool = False
+    """End the rounds once the student's loss on the server's test set is the teacher's + delta."""
+    delta: NonNegative = 0.05
+    """Threshold of both stops."""
+    adaptive_weights: bool = True
+    """Weigh clients by their error on the server's test set, equations (12) and (13)."""
+    shard_retraining: Literal["shard", "client"] = "shard"
+    """With shards: retrain the shards hit, or the client's model, and solve for them by (10)."""
+    shard_checkpoint: Literal["normalised", "literal"] = "normalised"
+    """Coefficients of the checkpoint, equation (9): divided by their sum, or as printed."""
+
+
+def retrain_student(
+    student: nn.Module,
+    teacher: nn.Module,
+    retained: Examples,
+    removed: Examples | None,
+    settings: GoldfishSettings,
+    training: TrainingSettings,
+    *,
+    learning_rate: float,
+    generator: torch.Generator,
+    removed_generator: torch.Generator,
+    transform: Transform | None = None,
+) -> Fitted:
+    """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
+
+    ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that
+    the order of the former is the one of every other method.
+    """
+    temperature = client_temperature(
+        settings, len(retained), 0 if removed is None else len(removed)
+    )
+    plain = plain_feed(retained, next(student.parameters()).device, generator, transform)
+    # The teacher's logits do not change, so without augmentation one pass serves all epochs.
+    known = predict(teacher, retained) if settings.mu_d > 0 and transform is None else None
+    forget: Iterator[tuple[Tensor, Tensor]] | None = None
+    if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
+        size = removed_batch_size(training.batch_size, len(retained), len(removed))
+        forget = _removed_batches(removed, size, removed_generator, transform)
+
+    def feed(positions: Tensor) -> Batch:
+        batch = plain(positions)
+        device = batch.inputs.device
+        teacher_logits = None
+        if known is not None:
+            teacher_logits = known[positions].to(device)
+        elif settings.mu_d > 0:
+            teacher_logits = _logits(teacher, batch.inputs)
+        if forget is None:
+            return replace(batch, teacher_logits=teacher_logits)
+        inputs, labels = next(forget)
+        lost = inputs.to(device), labels.to(device)
+        return replace(batch, teacher_logits=teacher_logits, removed=lost)
+
+    stop = None
+    if settings.local_stop and training.local_epochs > 1:
+        logits = predict(teacher, retained) if known is None else known
+        own = Batch(logits, retained.labels.cpu(), logits if settings.mu_d > 0 else None)
+        reference = goldfish_losses(own, logits, None, settings, temperature).risk.item()
+
+        def stop(risks: Sequence[float]) -> bool:
+            return excess_empirical_risk(risks, reference) <= settings.delta
+
+    try:
+        return fit(
+            student,
+            len(retained),
+            feed,
+            goldfish_objective(settings, temperature),
+            training,
+            learning_rate=learning_rate,
+            generator=generator,
+            stop=stop,
+        )
+    except DivergenceError as error:
+        if settings.removed_term == "literal":
+            raise DivergenceError(
+                f'{error}; removed_term = "literal" subtracts a loss that has no upper bound: '
+                'set removed_term = "capped" (the default) or "smooth"'
+            ) from error
+        raise
+
+
+def goldfish_objective(settings: GoldfishSettings, temperature: float) -> Objective:
+    """Return the objective: remaining and removed batch in one forward pass of the student."""
+
+    def objective(student: nn.Module, batch: Batch) -> Loss:
+        if batch.removed is None:
+            return goldfish_losses(batch, student(batch.inputs), None, settings, temperature)
+        both = student(torch.cat([batch.inputs, batch.removed[0]]))
+        logits, removed_logits = both[: len(batch.inputs)], both[len(batch.inputs) :]
+        return goldfish_losses(batch, logits, removed_logits, settings, temperature)
+
+    return objective
+
+
+def goldfish_losses(
+    batch: Batch,
+    logits: Tensor,
+    removed_logits: Tensor | None,
+    settings: GoldfishSettings,
+    temperature: float,
+) -> Loss:
+    """Return the total, equation (6), and its part on remaining data, L_r + mu_d L_d."""
+    remaining = sample_losses(logits, batch.labels, settings.hard_loss).mean()
+    hard = remaining
+    confusion: Tensor | float = 0.0
+    distillation: Tensor | float = 0.0
+    if batch.removed is not None and removed_logits is not None:
+        lost = removed_loss(
+            removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term
+        )
+        hard = remaining - settings.removed_weight * lost
+        confusion = confusion_loss(removed_logits)
+    if batch.teacher_logits is not None:
+        distillation = distillation_loss(
+            logits, batch.teacher_logits, temperature, square_scaling=settings.square_scaling
+        )
+    total = goldfish_loss(hard, confusion, distillation, settings.mu_c, settings.mu_d)
+    return Loss(total, risk=remaining + settings.mu_d * distillation)
+
+
+def client_temperature(settings: GoldfishSettings, num_retained: int, num_removed: int) -> float:
+    """Return the temperature of a client: that of equation (11), or T0 when it is switched off."""
+    if not settings.adaptive_temperature:
+        return settings.temperature
+    return adaptive_temperature(
+        settings.temperature, num_retained, num_removed, settings.temperature_alpha
+    )
+
+
+def removed_batch_size(batch_size: int, num_retained: int, num_removed: int) -> int:
+    """Return the share of removed samples in a step that takes an epoch once through both parts.
+
+    At most ``batch_size``: a client that removes more than it keeps needs several epochs.
+    """
+    return min(batch_size, num_removed, math.ceil(batch_size * num_removed / num_retained))
+
+
+def _removed_batches(
+    removed: Examples, size: int, generator: torch.Generator, transform: Transform | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield mini-batches of removed data without end, each pass in a new order."""
+    while True:
+        for positions in torch.randperm(len(removed), generator=generator).split(size):
+            inputs, labels = removed.batch(positions)
+            yield (inputs if transform is None else transform(inputs, generator)), labels
+
+
+@torch.no_grad()
+def _logits(teacher: nn.Module, inputs: Tensor) -> Tensor:
+    teacher.eval()
+    logits: Tensor = teacher(inputs)
+    return logits

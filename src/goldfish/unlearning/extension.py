@@ -1,0 +1,78 @@
+"""The extension module: adaptive temperature, equation (11); adaptive weights, (12) and (13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from goldfish.errors import ConfigError
+from goldfish.training import LocalWorkspace, predict
+from goldfish.types import Examples, ModelFactory, Params
+
+LOWEST_EXPONENT = -700.0
+"""exp of anything lower is 0 in double precision, and a weight must stay positive."""
+
+
+def adaptive_temperature(
+    initial: float, num_retained: int, num_removed: int, alpha: float = 1 / math.e
+) -> float:
+    """Return the client's temperature, equation (11): alpha T0 exp(|D_r| / (|D_r| + |D_f|)).
+
+    With the default ``alpha = 1/e`` a client that removes nothing gets exactly T0.
+    """
+    share = num_retained / (num_retained + num_removed)
+    temperature = initial * (alpha * math.e) * math.exp(share - 1)
+    if temperature <= 1:
+        raise ConfigError(
+            f"The adaptive temperature is {temperature:.3g} for a client that keeps "
+            f"{num_retained} samples and removes {num_removed}. At 1 or below, soft labels turn "
+            f"into hard ones. Raise temperature (now {initial:g}) above "
+            f"{initial / temperature:.3g}, or set adaptive_temperature = false."
+        )
+    return temperature
+
+
+def adaptive_weights(errors: Sequence[float]) -> list[float]:
+    """Return the clients' weights, equation (12), divided by their sum as in (13).
+
+    ``errors`` are the clients' mean squared errors on the server's test set. Equal errors, a
+    single client, and errors that are all 0 give equal weights.
+    """
+    mean = sum(errors) / len(errors)
+    if mean == 0:
+        return [1 / len(errors)] * len(errors)
+    weights = [math.exp(max(-(error - mean) / mean, LOWEST_EXPONENT)) for error in errors]
+    return [weight / sum(weights) for weight in weights]
+
+
+def mean_squared_error(logits: Tensor, labels: Tensor) -> float:
+    """Return the mean squared difference between softmax vector and one-hot label."""
+    one_hot = F.one_hot(labels, logits.shape[-1])
+    return (F.softmax(logits, dim=-1) - one_hot).square().mean().item()
+
+
+@dataclass(frozen=True)
+class ServerScore:
+    """A model on the server's test set."""
+
+    loss: float
+    mse: float
+
+
+class ServerTest:
+    """The server's test set: what equation (12) and the round-level stop measure models with."""
+
+    def __init__(self, factory: ModelFactory, examples: Examples) -> None:
+        self._workspace = LocalWorkspace(factory, examples.labels.device)
+        self._examples = examples
+        self._labels = examples.labels.cpu()
+
+    def score(self, params: Params) -> ServerScore:
+        """Measure a model."""
+        logits = predict(self._workspace.load("server", params), self._examples)
+        loss = F.cross_entropy(logits, self._labels).item()
+        return ServerScore(loss, mean_squared_error(logits, self._labels))

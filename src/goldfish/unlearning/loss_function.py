@@ -1,0 +1,102 @@
+"""The loss function module: hard, confusion and distillation loss, equations (1) to (6).
+
+Every function takes logits and returns a scalar; every term is a mean over its own mini-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+HardLossName: TypeAlias = Literal["cross-entropy", "focal", "nll"]
+RemovedTermName: TypeAlias = Literal["capped", "smooth", "literal"]
+
+FOCAL_GAMMA = 2.0
+"""The focusing exponent that the focal loss's authors recommend."""
+
+
+def sample_losses(logits: Tensor, labels: Tensor, kind: HardLossName) -> Tensor:
+    """Return the loss of each sample between prediction and label.
+
+    For a softmax classifier the negative log likelihood of the log-softmax *is* the
+    cross-entropy; ``nll`` exists because the paper lists it.
+    """
+    if kind == "cross-entropy":
+        return F.cross_entropy(logits, labels, reduction="none")
+    losses = F.nll_loss(F.log_softmax(logits, dim=-1), labels, reduction="none")
+    if kind == "nll":
+        return losses
+    return torch.pow(1 - torch.exp(-losses), FOCAL_GAMMA) * losses
+
+
+def uniform_loss(num_classes: int, kind: HardLossName) -> float:
+    """Return the loss of a uniform guess: ln K, times (1 - 1/K)^gamma for the focal loss."""
+    loss = math.log(num_classes)
+    return loss if kind != "focal" else (1 - 1 / num_classes) ** FOCAL_GAMMA * loss
+
+
+def removed_loss(
+    logits: Tensor,
+    labels: Tensor,
+    kind: HardLossName = "cross-entropy",
+    term: RemovedTermName = "capped",
+) -> Tensor:
+    """Return L_f of equation (1), the loss on removed data, which the total *subtracts*.
+
+    - ``capped``: each sample's loss counts up to that of a uniform guess. Past "knows nothing"
+      there is nothing to gain, so the total stays bounded below.
+    - ``smooth``: log(1 - p_y / 2), in [-ln 2, 0], bounded with a gradient everywhere.
+    - ``literal``: the plain loss, as printed. It has no upper bound, and the total diverges.
+    """
+    if term == "smooth":
+        of_label = F.softmax(logits, dim=-1).gather(1, labels[:, None])
+        smooth: Tensor = torch.log1p(-of_label / 2)
+        return smooth.mean()
+    losses = sample_losses(logits, labels, kind)
+    if term == "capped":
+        losses = losses.clamp(max=uniform_loss(logits.shape[-1], kind))
+    return losses.mean()
+
+
+def confusion_loss(removed_logits: Tensor) -> Tensor:
+    """Return the confusion loss, equation (2): the mean deviation of the predicted probabilities.
+
+    The square root of the population variance is the norm of the centred vector over sqrt(K);
+    the norm's gradient at 0 is 0, where that of a square root would be infinite.
+    """
+    probabilities = F.softmax(removed_logits, dim=-1)
+    centred = probabilities - probabilities.mean(dim=-1, keepdim=True)
+    deviations = torch.linalg.vector_norm(centred, dim=-1) / math.sqrt(removed_logits.shape[-1])
+    return deviations.mean()
+
+
+def soften(logits: Tensor, temperature: float) -> Tensor:
+    """Return softened probabilities, equations (3) and (4)."""
+    return F.softmax(logits / temperature, dim=-1)
+
+
+def distillation_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    square_scaling: bool = False,
+) -> Tensor:
+    """Return the distillation loss, equation (5): soft cross-entropy at ``temperature``.
+
+    ``square_scaling`` multiplies by the usual T^2, which the paper does not have.
+    """
+    targets = soften(teacher_logits, temperature)
+    loss = F.cross_entropy(student_logits / temperature, targets)
+    return loss * temperature**2 if square_scaling else loss
+
+
+def goldfish_loss(
+    hard: Tensor, confusion: Tensor | float, distillation: Tensor | float, mu_c: float, mu_d: float
+) -> Tensor:
+    """Return the total, equation (6)."""
+    return hard + mu_c * confusion + mu_d * distillation

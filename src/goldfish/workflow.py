@@ -1,0 +1,247 @@
+"""The library's two verbs: :func:`train` a federation, and :func:`unlearn` from it.
+
+Both are plain loops over rounds; :func:`training_rounds` and :func:`unlearning_rounds` give those
+rounds one by one to a caller that wants to look at each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from goldfish.data import as_examples
+from goldfish.errors import ConfigError, unknown
+from goldfish.evaluation import Cost, Scores, round_cost, score
+from goldfish.methods import Method, Plan, method_named, ordinary
+from goldfish.models import fresh_params
+from goldfish.params import num_bytes
+from goldfish.training import LocalWorkspace, Settings, TrainingSettings, predict
+from goldfish.types import DeletionRequest, Examples, Failure, Federation, Params, Round
+from goldfish.unlearning.extension import ServerTest
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What is known of a finished round."""
+
+    index: int
+    cost: Cost
+    failures: Sequence[Failure]
+    scores: Scores | None
+    """The global model on the test set, when there is one."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained federation: where unlearning starts."""
+
+    federation: Federation
+    params: Params
+    settings: TrainingSettings
+    seed: int
+    rounds: Sequence[RoundRecord] = ()
+    phase: str = "origin"
+
+    @property
+    def model(self) -> nn.Module:
+        """A new module that holds the trained parameters."""
+        return _module(self.federation, self.params)
+
+    @property
+    def cost(self) -> Cost:
+        """The whole cost of the training."""
+        return sum((r.cost for r in self.rounds), Cost())
+
+
+@dataclass(frozen=True)
+class Unlearned:
+    """The result of unlearning."""
+
+    federation: Federation
+    method: str
+    params: Params
+    rounds: Sequence[RoundRecord]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def model(self) -> nn.Module:
+        """A new module that holds the unlearned parameters."""
+        return _module(self.federation, self.params)
+
+    @property
+    def cost(self) -> Cost:
+        """The whole cost of the unlearning."""
+        return sum((r.cost for r in self.rounds), Cost())
+
+
+def train(
+    federation: Federation,
+    *,
+    test: Examples | Dataset[Any] | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Trained:
+    """Train the federation's model from newly initialised weights.
+
+    ``settings`` are those of :class:`TrainingSettings`: ``rounds``, ``learning_rate``,
+    ``local_epochs``, ``shards`` and so on. With a ``test`` set every round is scored.
+    """
+    checked = TrainingSettings.parse(settings)
+    scored = None if test is None else as_examples(test)
+    plan = training_plan(federation, checked, seed, scored)
+    rounds, params = _collect(plan, ordinary.train(plan, plan.fresh), scored)
+    return Trained(federation, params, checked, seed, rounds)
+
+
+def unlearn(
+    trained: Trained,
+    requests: Sequence[DeletionRequest],
+    *,
+    method: str | Method = "goldfish",
+    rounds: int | None = None,
+    test: Examples | Dataset[Any] | None = None,
+    seed: int | None = None,
+    **settings: Any,
+) -> Unlearned:
+    """Return a model without the data that the requests name.
+
+    ``settings`` are those of the method (``temperature``, ``mu_c``, ...) and, to train
+    differently than before, those of the training (``learning_rate``, ``local_epochs``, ...).
+    ``method`` is a name from ``goldfish methods`` or a :class:`Method` of your own. ``test`` is
+    the server's test set: adaptive weights and the round-level stop measure models on it, and
+    every round is scored.
+    """
+    chosen = method_named(method) if isinstance(method, str) else method
+    training, own = _divide(settings, trained.settings, chosen)
+    scored = None if test is None else as_examples(test)
+    plan = unlearning_plan(
+        trained,
+        requests,
+        phase=chosen.name,
+        training=training,
+        rounds=training.rounds if rounds is None else rounds,
+        test=scored,
+        seed=trained.seed if seed is None else seed,
+    )
+    records, params = _collect(plan, chosen.unlearn(plan, own), scored)
+    return Unlearned(trained.federation, chosen.name, params, records, chosen.notes(plan, own))
+
+
+def training_plan(
+    federation: Federation,
+    settings: TrainingSettings,
+    seed: int = 0,
+    test: Examples | None = None,
+    last: tuple[int, Params] | None = None,
+) -> Plan:
+    """Return what :func:`goldfish.methods.ordinary.train` needs."""
+    return Plan(
+        phase="origin",
+        federation=federation,
+        training=settings,
+        rounds=settings.rounds,
+        seed=seed,
+        fresh=fresh_params(federation.model, seed, "initial"),
+        server=None if test is None else ServerTest(federation.model, test),
+        last=last,
+    )
+
+
+def unlearning_plan(
+    trained: Trained,
+    requests: Sequence[DeletionRequest],
+    *,
+    phase: str,
+    training: TrainingSettings,
+    rounds: int,
+    seed: int,
+    test: Examples | None = None,
+    last: tuple[int, Params] | None = None,
+) -> Plan:
+    """Return what a method's ``unlearn`` needs: the same for every method of a comparison."""
+    federation = trained.federation
+    if rounds < 1:
+        raise ConfigError(f"rounds must be at least 1, not {rounds}.")
+    if not requests:
+        raise ConfigError("There is no deletion request: nothing to unlearn.")
+    for request in requests:
+        if request.client_id not in federation.client_ids:
+            hint = f"The federation has {len(federation.client_ids)} clients."
+            raise ConfigError(unknown("client", request.client_id, federation.client_ids, hint))
+    return Plan(
+        phase=phase,
+        federation=federation,
+        training=training,
+        rounds=rounds,
+        seed=seed,
+        fresh=fresh_params(federation.model, seed, "fresh"),
+        requests=tuple(requests),
+        original=trained.params,
+        original_phase=trained.phase,
+        server=None if test is None else ServerTest(federation.model, test),
+        last=last,
+    )
+
+
+def timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
+    """Yield each round with the seconds it took; what the caller does in between is not counted."""
+    while True:
+        begin = time.perf_counter()
+        try:
+            this = next(rounds)
+        except StopIteration:
+            return
+        yield this, time.perf_counter() - begin
+
+
+def bytes_kept(federation: Federation, phase: str) -> int:
+    """Return how many bytes the clients keep under the name of a phase."""
+    return sum(
+        num_bytes(params)
+        for kept in federation.states().values()
+        for key, params in kept.items()
+        if key.startswith(f"{phase}/")
+    )
+
+
+def _collect(
+    plan: Plan, rounds: Iterator[Round], test: Examples | None
+) -> tuple[list[RoundRecord], Params]:
+    records = []
+    params = plan.fresh
+    device = "cpu" if test is None else test.labels.device
+    workspace = LocalWorkspace(plan.federation.model, device)
+    for this, seconds in timed(rounds):
+        params = this.params
+        cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
+        scores = None
+        if test is not None:
+            logits = predict(workspace.load("test", params), test)
+            scores = score(logits, test.labels.cpu(), logits.shape[-1])
+        records.append(RoundRecord(this.index, cost, this.failures, scores))
+    return records, params
+
+
+def _divide(
+    values: dict[str, Any], training: TrainingSettings, method: Method
+) -> tuple[TrainingSettings, Settings]:
+    """Tell the settings of the training from those of the method."""
+    changed = {k: v for k, v in values.items() if k in TrainingSettings.model_fields}
+    own = {k: v for k, v in values.items() if k not in changed}
+    known = [*TrainingSettings.model_fields, *method.settings.model_fields]
+    for name in own:
+        if name not in method.settings.model_fields:
+            hint = f"{method.name} takes: {', '.join(method.settings.model_fields) or 'none'}."
+            raise ConfigError(unknown("setting", name, known, hint))
+    merged = TrainingSettings.parse({**training.model_dump(), **changed})
+    return merged, method.settings.parse(own)
+
+
+def _module(federation: Federation, params: Params) -> nn.Module:
+    module = LocalWorkspace(federation.model).load("result", params)
+    return module.eval()

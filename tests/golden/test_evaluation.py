@@ -1,0 +1,116 @@
+"""Metrics on vectors of two or three numbers, each expected value derived by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy.stats import t
+from torch import Tensor, tensor
+
+from goldfish.evaluation import (
+    backdoor_success,
+    confidence,
+    jsd,
+    jsd_distance,
+    l2,
+    score,
+    welch,
+)
+
+
+def logits_of(*rows: list[float]) -> Tensor:
+    """Return logits whose softmax is ``rows``; adding a constant must not matter, so add one."""
+    return tensor(rows, dtype=torch.float64).log() + 3
+
+
+ONE_HOT_LOGITS = tensor([[200.0, -200.0], [-200.0, 200.0]])
+"""Softmax (1, 0) and (0, 1), up to 1e-173."""
+
+
+def test_score() -> None:
+    """Two samples, three classes, both of class 0.
+
+    Softmax (1/2, 1/4, 1/4): right. Loss -ln(1/2) = ln 2. Error (-1/2, 1/4, 1/4), squares
+    1/4 + 1/16 + 1/16 = 6/16.
+    Softmax (1/4, 1/2, 1/4): wrong. Loss ln 4 = 2 ln 2. Error (-3/4, 1/2, 1/4), squares
+    9/16 + 4/16 + 1/16 = 14/16.
+    Accuracy 50; loss 3/2 ln 2; MSE (6/16 + 14/16) / 6 = 20/96 = 5/24. Classes 1 and 2 are absent.
+    """
+    scores = score(logits_of([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]), tensor([0, 0]), 3)
+    assert scores.accuracy == 50.0
+    assert scores.loss == pytest.approx(1.5 * math.log(2))
+    assert scores.mse == pytest.approx(5 / 24)
+    assert scores.per_class == (50.0, None, None)
+
+
+def test_backdoor_success() -> None:
+    """Three of four rows have their largest entry in column 1: 75 %."""
+    logits = tensor([[0.0, 1, 0], [0, 2, 1], [5, 1, 0], [-3, -1, -2]])
+    assert backdoor_success(logits, 1) == 75.0
+
+
+def test_jsd_of_certain_and_opposite_models_is_ln_2() -> None:
+    """With p = (1, 0), q = (0, 1), m = (1/2, 1/2): KL(p, m) = KL(q, m) = ln 2."""
+    assert jsd(ONE_HOT_LOGITS, ONE_HOT_LOGITS.flip(0)) == pytest.approx(math.log(2), rel=1e-15)
+    assert jsd_distance(ONE_HOT_LOGITS, ONE_HOT_LOGITS.flip(0)) == pytest.approx(
+        math.sqrt(math.log(2)), rel=1e-15
+    )
+
+
+def test_jsd_of_two_samples() -> None:
+    """With p = (3/4, 1/4), q = (1/4, 3/4), m = (1/2, 1/2).
+
+    KL(p, m) = 3/4 ln(3/2) + 1/4 ln(1/2) = 3/4 ln 3 - ln 2 = KL(q, m), so JSD = 3/4 ln 3 - ln 2
+    = 0.1308. The second sample is equal on both sides: 0. The mean is half of it.
+    """
+    p = logits_of([0.75, 0.25], [0.9, 0.1])
+    q = logits_of([0.25, 0.75], [0.9, 0.1])
+    expected = (0.75 * math.log(3) - math.log(2)) / 2
+    assert jsd(p, q) == pytest.approx(expected)
+    assert jsd_distance(p, q) == pytest.approx(math.sqrt(expected))
+
+
+def test_l2() -> None:
+    """(3/4, 1/4) to (1/4, 3/4): sqrt(1/4 + 1/4) = sqrt(1/2); equal rows: 0. Mean sqrt(1/2) / 2.
+
+    The certain and opposite models are sqrt 2 apart.
+    """
+    p = logits_of([0.75, 0.25], [0.9, 0.1])
+    q = logits_of([0.25, 0.75], [0.9, 0.1])
+    assert l2(p, q) == pytest.approx(math.sqrt(0.5) / 2)
+    assert l2(ONE_HOT_LOGITS, ONE_HOT_LOGITS.flip(0)) == pytest.approx(math.sqrt(2))
+
+
+def test_confidence() -> None:
+    """The softmax entry itself: column 1 of both rows, then columns 0 and 2."""
+    logits = logits_of([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])
+    assert confidence(logits, 1).tolist() == pytest.approx([0.3, 0.2])
+    assert confidence(logits, tensor([0, 2])).tolist() == pytest.approx([0.5, 0.7])
+
+
+def test_welch_with_one_degree_of_freedom() -> None:
+    """Of a = (4, 6), b = (1, 1): means 5 and 1, variances ((-1)**2 + 1**2) / 1 = 2 and 0.
+
+    Squared error 2/2 + 0 = 1, t = 4. All of it comes from a, so there is 2 - 1 = 1 degree of
+    freedom: a Cauchy distribution, p = 2 * (1/2 - atan(4) / pi) = 1 - 2 atan(4) / pi = 0.156.
+    Pooled variance (1 * 2 + 1 * 0) / 2 = 1, so d = 4.
+    """
+    result = welch(tensor([4.0, 6.0]), tensor([1.0, 1.0]))
+    assert result.statistic == pytest.approx(4)
+    assert result.effect_size == pytest.approx(4)
+    assert result.p == pytest.approx(1 - 2 * math.atan(4) / math.pi)
+
+
+def test_welch_with_unequal_sizes() -> None:
+    """Of a = (1, 2, 3), b = (2, 4, 6, 8): means 2 and 5, variances 1 and 20/3.
+
+    Squared error 1/3 + 5/3 = 2, t = -3 / sqrt 2.
+    Freedom 2**2 / ((1/3)**2 / 2 + (5/3)**2 / 3) = 4 / (1/18 + 25/27) = 4 * 54/53 = 216/53.
+    Pooled variance (2 * 1 + 3 * 20/3) / 5 = 22/5, so d = -3 / sqrt(4.4).
+    """
+    result = welch(tensor([1.0, 2, 3]), tensor([2.0, 4, 6, 8]))
+    assert result.statistic == pytest.approx(-3 / math.sqrt(2))
+    assert result.effect_size == pytest.approx(-3 / math.sqrt(4.4))
+    assert result.p == pytest.approx(2 * t.sf(3 / math.sqrt(2), 216 / 53))

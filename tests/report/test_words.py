@@ -1,0 +1,134 @@
+"""The headline says what the numbers say, also when they are not what one hoped for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from goldfish.report.words import asked_sentence, headline
+
+
+def set_success(result: dict[str, Any], **values: float) -> dict[str, Any]:
+    for name, value in values.items():
+        result["methods"][name]["final"]["backdoor_success"] = value
+    return result
+
+
+def text(result: dict[str, Any]) -> str:
+    found = headline(result)
+    return " ".join([found.verdict, found.asked, *found.sentences])
+
+
+def test_gone(make_result: Any) -> None:
+    found = headline(make_result())
+    assert found.status == "gone"
+    assert found.asked == "Asked: remove 107 samples (7.4 % of the training data) of client-1."
+    assert found.sentences[0] == (
+        "Backdoor success fell from 99.6 % (origin) to 0.6 % (goldfish); "
+        "retraining from scratch gives 0.3 %."
+    )
+    accuracy = "Accuracy on clean test images: 95.8 % (origin), 95.5 % (goldfish), 95.1 % (retrain)"
+    assert f"{accuracy}." in found.sentences
+
+
+@pytest.mark.parametrize(
+    ("origin", "goldfish", "retrain", "status", "words"),
+    [
+        (0.996, 0.052, 0.003, "gone", "fell from 99.6 %"),  # 4.9 % of the way is left
+        (0.996, 0.054, 0.003, "partly", "fell from 99.6 %"),  # 5.1 %
+        (0.996, 0.49, 0.003, "partly", "Part of what the removed data taught is still there"),
+        (0.996, 0.9, 0.003, "kept", "fell only from 99.6 % (origin) to 90.0 % (goldfish)"),
+        (0.9, 0.95, 0.003, "kept", "did not fall: it went from 90.0 % (origin) to 95.0 %"),
+        (0.9, 0.9, 0.003, "kept", "did not fall: it is 90.0 % in origin and in goldfish"),
+        (0.08, 0.01, 0.003, "unclear", "the backdoor never took"),
+        (0.5, 0.45, 0.45, "unclear", "this test cannot tell"),
+        (0.2, 0.01, 0.4, "unclear", "this test cannot tell"),  # retrain has more than origin
+    ],
+)
+def test_backdoor(
+    make_result: Any, origin: float, goldfish: float, retrain: float, status: str, words: str
+) -> None:
+    result = set_success(make_result(), origin=origin, goldfish=goldfish, retrain=retrain)
+    assert headline(result).status == status
+    assert words in text(result)
+
+
+def test_a_ruined_model_is_no_success(make_result: Any) -> None:
+    result = make_result()
+    result["methods"]["goldfish"]["final"]["accuracy"] = 0.1
+    assert headline(result).status == "partly"
+    assert "85.1 points less accurate than retrain" in text(result)
+
+
+def test_no_retrain(make_result: Any) -> None:
+    found = headline(make_result(["origin", "goldfish"]))
+    assert found.status == "gone"
+    assert "The run has no retrain" in found.sentences[0]
+
+
+def test_retrain_diverged(make_result: Any) -> None:
+    result = make_result()
+    result["methods"]["retrain"] = {"diverged": "non-finite loss in round 2", "rounds": []}
+    assert "retrain gave no model to compare with" in text(result)
+    assert "retrain diverged: non-finite loss in round 2." in text(result)
+
+
+def test_goldfish_diverged(make_result: Any) -> None:
+    result = make_result()
+    result["methods"]["goldfish"] = {"diverged": "non-finite loss on client-1", "rounds": []}
+    assert headline(result).status == "unclear"
+    assert "goldfish diverged and gives no model: non-finite loss on client-1." in text(result)
+
+
+def test_no_backdoor(make_result: Any) -> None:
+    result = make_result(backdoor=False)
+    assert headline(result).status == "unclear"
+    assert "carried no backdoor" in text(result)
+    assert "closer to retrain's than origin's are (JSD 0.0234 against 0.0627)" in text(result)
+    result["methods"]["origin"]["similarity"]["jsd"] = None
+    assert "differ from retrain's by a JSD of 0.0234" in text(result)
+    assert "no retrain to compare with" in text(make_result(["origin", "goldfish"], backdoor=False))
+
+
+def test_only_retrain_and_only_origin(make_result: Any) -> None:
+    found = headline(make_result(["origin", "retrain"]))
+    assert found.status == "gone"
+    assert "it is the yardstick itself" in found.sentences[0]
+    assert headline(make_result(["origin"])).status == "unclear"
+
+
+def test_another_method_leads_where_goldfish_did_not_run(make_result: Any) -> None:
+    assert "4.1 % (rapid_retrain)" in text(make_result(["origin", "retrain", "rapid_retrain"]))
+
+
+def test_other_methods_and_notes_are_named(make_result: Any) -> None:
+    result = make_result(["origin", "goldfish", "retrain", "sisa", "fed_recovery"])
+    result["methods"]["goldfish"]["notes"] = ["shards were shared: this is not exact"]
+    assert "Backdoor success of the other methods: sisa 0.4 % and fed_recovery 61.0 %." in text(
+        result
+    )
+    assert "shards were shared: this is not exact." in headline(result).sentences
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "expected"),
+    [
+        ("client", ["a"], "Asked: remove everything that a contributed, 107 samples (7.4 % of"),
+        ("class", ["a", "b"], "Asked: remove class 3 from the data of a and b, 107 samples"),
+        ("samples", ["a", "b", "c"], "training data) of a, b and c."),
+        ("samples", list("abcde"), "training data) of 5 clients."),
+        ("samples", [], "Asked: nothing"),
+    ],
+)
+def test_asked(make_result: Any, kind: str, clients: list[str], expected: str) -> None:
+    result = make_result()
+    result["config"]["deletion"]["class_label"] = 3
+    result["deletion"]["requests"] = [{"client_id": c, "samples": 9, "kind": kind} for c in clients]
+    assert expected in asked_sentence(result)
+
+
+def test_removed_class(make_result: Any) -> None:
+    result = make_result()
+    result["config"]["deletion"]["class_label"] = 0
+    assert "Accuracy on class 0: 95.8 % (origin), 95.5 % (goldfish)" in text(result)
