@@ -71,7 +71,7 @@ def test_nothing_to_remove_leaves_the_client_as_it_is(requests: list[DeletionReq
 def test_unknown_samples_are_named_with_the_client() -> None:
     request = DeletionRequest("client-1", sample_ids=["0", "a", "b", "c", "d"])
     with pytest.raises(
-        DataError, match="'client-1' does not hold samples 'a', 'b', 'c' and 1 more"
+        ConfigError, match="'client-1' does not hold samples 'a', 'b', 'c' and 1 more"
     ):
         split(CLIENT, [request])
 

@@ -16,15 +16,15 @@ from PIL import Image
 MakeResult: TypeAlias = Callable[..., dict[str, Any]]
 WriteRun: TypeAlias = Callable[..., Path]
 
-ENDS = {  # accuracy and backdoor success at the end, how steep the way there is, and the cost
-    "origin": (0.958, 0.996, 0.9, 5.1),
-    "goldfish": (0.955, 0.006, 0.6, 1.9),
-    "retrain": (0.951, 0.003, 0.35, 5.0),
-    "rapid_retrain": (0.93, 0.041, 0.5, 2.7),
-    "incompetent_teacher": (0.941, 0.128, 1.2, 0.8),
-    "sisa": (0.912, 0.004, 0.3, 3.3),
-    "fed_eraser": (0.934, 0.022, 0.7, 1.4),
-    "fed_recovery": (0.86, 0.61, 0.8, 0.2),
+ENDS = {  # accuracy and backdoor success at the end in percent, how steep the way there is, and the cost
+    "origin": (95.8, 99.6, 0.9, 5.1),
+    "goldfish": (95.5, 0.6, 0.6, 1.9),
+    "retrain": (95.1, 0.3, 0.35, 5.0),
+    "rapid_retrain": (93.0, 4.1, 0.5, 2.7),
+    "incompetent_teacher": (94.1, 12.8, 1.2, 0.8),
+    "sisa": (91.2, 0.4, 0.3, 3.3),
+    "fed_eraser": (93.4, 2.2, 0.7, 1.4),
+    "fed_recovery": (86.0, 61.0, 0.8, 0.2),
 }
 
 
@@ -36,29 +36,30 @@ def method(name: str, backdoor: bool, compared: bool, rounds: int = 10) -> dict[
         return end + (start - end) * math.exp(-steepness * index)
 
     near = compared and name != "retrain"
+    itself = 0.0 if compared else None
     return {
         "final": {
             "accuracy": accuracy,
             "loss": 0.2114,
             "mse": 0.0312,
-            "per_class": [round(accuracy - 0.03 * math.sin(k * cost), 4) for k in range(10)],
+            "per_class": [round(accuracy - 3 * math.sin(k * cost), 4) for k in range(10)],
             "backdoor_success": success if backdoor else None,
         },
         "rounds": [
             {
                 "round": index,
-                "accuracy": at(accuracy, 0.1, index),
+                "accuracy": at(accuracy, 10.0, index),
                 "loss": at(0.2, 2.3, index),
-                "backdoor_success": at(success, 0.1, index) if backdoor else None,
+                "backdoor_success": at(success, 10.0, index) if backdoor else None,
                 "seconds": 0.31,
                 "failures": [],
             }
             for index in range(1, rounds + 1)
         ],
         "similarity": {
-            "jsd": round(0.0123 * cost, 4) if near else None,
-            "jsd_distance": round(math.sqrt(0.0123 * cost), 4) if near else None,
-            "l2": round(0.0456 * cost, 4) if near else None,
+            "jsd": round(0.0123 * cost, 4) if near else itself,
+            "jsd_distance": round(math.sqrt(0.0123 * cost), 4) if near else itself,
+            "l2": round(0.0456 * cost, 4) if near else itself,
             "t_test_p": None if name == "origin" or not backdoor else 1e-30,
             "effect_size": None if name == "origin" or not backdoor else round(4.2 - cost / 9, 2),
         },
@@ -80,7 +81,7 @@ def result(
         "schema": 1,
         "config": {
             "seed": 17,
-            "data": {"name": "digits", "clients": 5, "partition": "iid", "alpha": None},
+            "data": {"name": "digits", "clients": 5, "partition": "iid", "alpha": 0.5},
             "model": {"name": "lenet5"},
             "training": {
                 "rounds": 10,
@@ -92,7 +93,7 @@ def result(
                 "shards": 1,
                 "shard_mode": "shared",
             },
-            "deletion": {"rate": 7.4, "backdoor_target": 7 if backdoor else None},
+            "deletion": {"rate": 0.074, "backdoor_target": 7 if backdoor else None},
             "unlearning": {
                 "methods": [name for name in methods if name != "origin"],
                 "rounds": 10,

@@ -14,9 +14,9 @@ import pytest
 
 from goldfish import report
 from goldfish.errors import StoreError
-from goldfish.report import summary_rows, table, write_report
-from goldfish.report.contents import MAX_CLASSES, costs, failures, heat
-from goldfish.report.figures import PALETTE_SIZE, colours, spread
+from goldfish.report import read_run, summary_rows, table, write_report
+from goldfish.report.contents import MAX_CLASSES, FailureGroup, costs, failures, heat, pictures
+from goldfish.report.figures import PALETTE_SIZE, Line, colours, limits, spread
 
 ALL = ["origin", "goldfish", "retrain", "rapid_retrain", "incompetent_teacher", "sisa"]
 VOID = {"meta", "img", "br", "use", "path"}
@@ -97,7 +97,9 @@ def test_users_text_is_escaped(make_result: Any, write_run: Any) -> None:
     evil = "<script>alert('x')</script> --> $\\frac{"
     result = make_result()
     result["methods"][evil] = result["methods"]["goldfish"] | {"notes": [evil]}
-    result["methods"]["goldfish"]["rounds"][3]["failures"] = [{"client_id": evil, "cause": evil}]
+    result["methods"]["goldfish"]["rounds"][3]["failures"] = [
+        {"client_id": evil, "error": evil, "cause": evil}
+    ]
     result["deletion"]["requests"][0]["client_id"] = evil
     result["config"]["data"]["name"] = evil
     result["partition"]["sizes"][evil] = 3
@@ -143,15 +145,10 @@ def test_a_result_with_methods_alone_gives_a_page(write_run: Any) -> None:
 def test_failures_of_one_cause_are_taken_together(make_result: Any) -> None:
     result = make_result()
     for index in (1, 4):
-        failure = {"client_id": "client-3", "cause": "timeout"}
+        failure = {"client_id": "client-3", "error": "TimeoutError", "cause": "no answer"}
         result["methods"]["goldfish"]["rounds"][index]["failures"] = [failure]
     (group,) = failures(result)
-    assert (group.method, group.client_id, group.cause, group.rounds) == (
-        "goldfish",
-        "client-3",
-        "timeout",
-        "2, 5",
-    )
+    assert group == FailureGroup("goldfish", "client-3", "TimeoutError", "no answer", "2, 5")
 
 
 def test_costs_leave_origin_out(make_result: Any) -> None:
@@ -165,11 +162,51 @@ def test_costs_leave_origin_out(make_result: Any) -> None:
 def test_heat_table_of_many_classes_shows_the_lowest(make_result: Any) -> None:
     result = make_result(["origin", "goldfish"])
     for method in result["methods"].values():
-        method["final"]["per_class"] = [None] + [k / 100 for k in range(1, 100)]
+        method["final"]["per_class"] = [None, *range(1, 100)]
     found = heat(result, [])
     assert found is not None
     assert found.all_classes == 100
     assert found.classes == [str(k) for k in range(1, MAX_CLASSES + 1)]
+
+
+def test_heat_table_shades_by_points(make_result: Any) -> None:
+    """A class 5 points below the best has a quarter of the shade: the span is at least 20."""
+    result = make_result(["origin"])
+    result["methods"]["origin"]["final"]["per_class"] = [100.0, 95.0]
+    found = heat(result, [])
+    assert found is not None
+    assert found.rows["origin"] == [("100.0", 0.0), ("95.0", 0.25)]
+
+
+def test_confidences_are_shares(make_result: Any, write_run: Any) -> None:
+    run = read_run(write_run(make_result()))
+    assert pictures(run.samples)[1].predictions[0] == ("origin", "7", "96.0 %", "trained")
+
+
+@pytest.mark.parametrize(
+    ("values", "reference", "expected"),
+    [
+        ([97.4, 98.1], 96.9, (94.0, 99.0)),  # never fewer than 5 points
+        ([99.9, 100.0], 99.8, (95.0, 100.0)),
+        ([0.0, 0.3], None, (0.0, 5.0)),
+        ([89.0, 98.0], 97.0, (88.0, 98.0)),
+        ([57.7, 98.1], 96.9, (50.0, 100.0)),
+        ([0.0, 4.6], 94.1, (0.0, 100.0)),
+    ],
+)
+def test_axis_shows_the_differences(
+    values: list[float], reference: float | None, expected: tuple[float, float]
+) -> None:
+    assert limits([Line("goldfish", [1, 2], values)], reference) == expected
+
+
+def test_page_says_where_an_axis_is_cut(make_result: Any, write_run: Any) -> None:
+    result = make_result()
+    for method in result["methods"].values():
+        del method["rounds"][:4]
+    html = read(write_report(write_run(result)))
+    assert html.count("axis from ") == 1  # the backdoor's goes from 0 to 100
+    assert "axis from 80 to 100\N{NO-BREAK SPACE}%" in html
 
 
 def test_colours_stay_in_the_palette() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import doctest
+import io
 from types import ModuleType
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from goldfish.report import contents, figures, formatting
-from goldfish.report.summary import COLUMNS, MAIN, MORE, summary_rows, table
+from goldfish.report.summary import COLUMNS, MAIN, MORE, SHORT, summary_rows, table
 
 
 @pytest.mark.parametrize("module", [formatting, figures, contents])
@@ -23,11 +26,11 @@ def test_rows_are_the_numbers_of_the_result(make_result: Any) -> None:
     result = make_result(["origin", "goldfish", "retrain", "sisa"])
     rows = {row.method: row for row in summary_rows(result)}
     assert list(rows) == ["origin", "goldfish", "retrain", "sisa"]
-    assert rows["goldfish"].accuracy == 0.955
-    assert rows["goldfish"].accuracy_change == pytest.approx(0.004)
-    assert rows["goldfish"].backdoor_change == pytest.approx(0.003)
+    assert rows["goldfish"].accuracy == 95.5
+    assert rows["goldfish"].accuracy_change == pytest.approx(0.4)
+    assert rows["goldfish"].backdoor_change == pytest.approx(0.3)
     assert rows["goldfish"].bytes_sent == result["methods"]["goldfish"]["cost"]["bytes_sent"]
-    assert rows["retrain"].accuracy_change is None
+    assert rows["retrain"].accuracy_change is rows["retrain"].jsd is None
 
 
 def test_cells(make_result: Any) -> None:
@@ -35,15 +38,15 @@ def test_cells(make_result: Any) -> None:
     assert headings == [COLUMNS[key][0] for key in MAIN]
     goldfish = dict(zip(headings, cells[1], strict=True))
     assert goldfish["accuracy"] == "95.5 %"
-    assert goldfish["change against retrain, points"] == "+0.4 / +0.3"
+    assert goldfish["vs retrain, points"] == "+0.4 / +0.3"
     assert goldfish["p-value vs origin"] == "<0.001"
     assert goldfish["time"] == "5.89 s"
-    assert goldfish["bytes sent"] == "4.3 MiB"
+    assert goldfish["sent"] == "4.3 MiB"
 
 
 def test_empty_columns_are_left_out(make_result: Any) -> None:
     headings, _ = table(summary_rows(make_result(["origin", "goldfish"], backdoor=False)))
-    assert not {"backdoor success", "JSD to retrain", "p-value vs origin"} & set(headings)
+    assert not {"backdoor", "JSD", "p-value vs origin"} & set(headings)
 
 
 def test_diverged_method_has_a_row(make_result: Any) -> None:
@@ -62,3 +65,20 @@ def test_not_a_number_is_no_number(make_result: Any) -> None:
 
 def test_every_column_is_shown_somewhere() -> None:
     assert set(MAIN) | set(MORE) == set(COLUMNS)
+
+
+def test_short_table_fits_a_terminal(make_result: Any) -> None:
+    """Each method stays on one line of 80 characters, long names and large numbers too."""
+    result = make_result(["origin", "goldfish", "retrain", "incompetent_teacher"])
+    result["methods"]["origin"]["cost"] |= {"seconds": 754, "steps": 99_999, "bytes_sent": 1e9}
+    result["methods"]["retrain"] = {"diverged": "non-finite loss", "rounds": []}
+    headings, rows = table(summary_rows(result), SHORT)
+    printed = Table(*headings)
+    for row in rows:
+        printed.add_row(*row)
+    text = io.StringIO()
+    Console(width=80, file=text).print(printed)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 4 + len(rows)
+    assert "…" not in text.getvalue()
+    assert all(any(name in line for line in lines) for name in ("incompetent_teacher", "backdoor"))

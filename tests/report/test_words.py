@@ -35,15 +35,19 @@ def test_gone(make_result: Any) -> None:
 @pytest.mark.parametrize(
     ("origin", "goldfish", "retrain", "status", "words"),
     [
-        (0.996, 0.052, 0.003, "gone", "fell from 99.6 %"),  # 4.9 % of the way is left
-        (0.996, 0.054, 0.003, "partly", "fell from 99.6 %"),  # 5.1 %
-        (0.996, 0.49, 0.003, "partly", "Part of what the removed data taught is still there"),
-        (0.996, 0.9, 0.003, "kept", "fell only from 99.6 % (origin) to 90.0 % (goldfish)"),
-        (0.9, 0.95, 0.003, "kept", "did not fall: it went from 90.0 % (origin) to 95.0 %"),
-        (0.9, 0.9, 0.003, "kept", "did not fall: it is 90.0 % in origin and in goldfish"),
-        (0.08, 0.01, 0.003, "unclear", "the backdoor never took"),
-        (0.5, 0.45, 0.45, "unclear", "this test cannot tell"),
-        (0.2, 0.01, 0.4, "unclear", "this test cannot tell"),  # retrain has more than origin
+        (99.6, 5.2, 0.3, "gone", "fell from 99.6 %"),  # 4.9 % of the way is left
+        (99.6, 5.4, 0.3, "partly", "fell from 99.6 %"),  # 5.1 %
+        (99.6, 49.0, 0.3, "partly", "Part of what the removed data taught is still there"),
+        (99.6, 90.0, 0.3, "kept", "fell only from 99.6 % (origin) to 90.0 % (goldfish)"),
+        (90.0, 95.0, 0.3, "kept", "did not fall: it went from 90.0 % (origin) to 95.0 %"),
+        (90.0, 90.0, 0.3, "kept", "did not fall: it is 90.0 % in origin and in goldfish"),
+        (8.0, 1.0, 0.3, "unclear", "the backdoor never took"),
+        (10.2, 0.3, 0.3, "unclear", "the backdoor never took"),  # 9.9 points
+        (10.4, 0.3, 0.3, "gone", "as far as a weak backdoor can show"),  # 10.1 points
+        (12.7, 0.0, 0.0, "gone", "Weak evidence: origin's backdoor success is only 12.7 points"),
+        (50.4, 0.3, 0.3, "gone", "as far as the backdoor test can show"),  # 50.1 points
+        (50.0, 45.0, 45.0, "unclear", "this test cannot tell"),
+        (20.0, 1.0, 40.0, "unclear", "this test cannot tell"),  # retrain has more than origin
     ],
 )
 def test_backdoor(
@@ -56,9 +60,30 @@ def test_backdoor(
 
 def test_a_ruined_model_is_no_success(make_result: Any) -> None:
     result = make_result()
-    result["methods"]["goldfish"]["final"]["accuracy"] = 0.1
+    result["methods"]["goldfish"]["final"]["accuracy"] = 10.0
     assert headline(result).status == "partly"
     assert "85.1 points less accurate than retrain" in text(result)
+
+
+@pytest.mark.parametrize(("accuracy", "status"), [(90.2, "gone"), (90.0, "partly")])
+def test_five_points_of_accuracy_may_go(make_result: Any, accuracy: float, status: str) -> None:
+    """Retrain has 95.1 %."""
+    result = make_result()
+    result["methods"]["goldfish"]["final"]["accuracy"] = accuracy
+    assert headline(result).status == status
+
+
+def test_cost_names_rounds_only_where_they_differ(make_result: Any) -> None:
+    result = make_result()
+    steps = (
+        "goldfish took 5.89 s and 285 gradient steps; retrain took 15.5 s and 750 gradient steps."
+    )
+    assert steps in headline(result).sentences
+    del result["methods"]["goldfish"]["rounds"][6:]
+    assert (
+        "goldfish took 5.89 s and 285 gradient steps in 6 rounds; "
+        "retrain took 15.5 s and 750 gradient steps in 10 rounds."
+    ) in headline(result).sentences
 
 
 def test_no_retrain(make_result: Any) -> None:

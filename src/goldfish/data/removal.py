@@ -124,7 +124,7 @@ def _matches(client: Client, request: DeletionRequest) -> Tensor:
     wanted = set(request.sample_ids)
     missing = wanted.difference(examples.ids)
     if missing:
-        raise DataError(
+        raise ConfigError(
             f"Client {client.id!r} does not hold {_some(sorted(missing))}. Check the sample ids."
         )
     return torch.tensor([id_ in wanted for id_ in examples.ids], dtype=torch.bool)

@@ -38,13 +38,18 @@ SAMPLES_SHOWN = 8
 class Outcome:
     """A finished phase: its model, its rounds as recorded, and what a reader must know."""
 
-    params: Params | None
-    """None when the phase diverged."""
+    params: Params
     records: Sequence[Mapping[str, Any]]
     states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    diverged: str | None = None
-    """What went wrong, in words."""
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A phase that left the finite numbers: why, in words, and the rounds before."""
+
+    cause: str
+    records: Sequence[Mapping[str, Any]]
 
 
 class Evaluator:
@@ -76,18 +81,21 @@ class Evaluator:
 
 
 def collect_evidence(
-    config: Config, scenario: Scenario, outcomes: Mapping[str, Outcome], evaluator: Evaluator
+    config: Config,
+    scenario: Scenario,
+    outcomes: Mapping[str, Outcome | Diverged],
+    evaluator: Evaluator,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of ``result.json`` and of ``samples.json``."""
-    finished = {name: o.params for name, o in outcomes.items() if o.params is not None}
+    finished = {name: o.params for name, o in outcomes.items() if isinstance(o, Outcome)}
     on_test = {name: evaluator.logits(p, scenario.test) for name, p in finished.items()}
     on_removed = {name: evaluator.logits(p, scenario.removed) for name, p in finished.items()}
     labels = scenario.removed.labels.cpu()
     methods: dict[str, Any] = {}
     for name, outcome in outcomes.items():
         rounds = [dict(record) for record in outcome.records]
-        if outcome.params is None:
-            methods[name] = {"diverged": outcome.diverged, "rounds": rounds}
+        if isinstance(outcome, Diverged):
+            methods[name] = {"diverged": outcome.cause, "rounds": rounds}
             continue
         methods[name] = {
             "final": evaluator.measure(outcome.params),

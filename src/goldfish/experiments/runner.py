@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from goldfish.errors import DivergenceError
 from goldfish.evaluation import round_cost
 from goldfish.experiments.config import Config
-from goldfish.experiments.evidence import Evaluator, Outcome, collect_evidence
+from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_evidence
 from goldfish.experiments.scenario import build_scenario
-from goldfish.methods import METHODS, Plan, ordinary
+from goldfish.methods import METHODS, Method, Plan, ordinary
 from goldfish.store import Checkpoint, RunDirectory, write_whole
+from goldfish.training import Settings
 from goldfish.types import Params, Round
 from goldfish.workflow import Trained, bytes_kept, timed, training_plan, unlearning_plan
 
@@ -54,10 +54,10 @@ def run_experiment(
     evaluator = Evaluator(scenario, device)
 
     training = training_plan(scenario.federation, config.training, config.seed, scenario.test)
-    origin: Outcome = yield from _run_phase(
+    origin = yield from _run_phase(
         training, lambda plan: ordinary.train(plan, plan.fresh), run, evaluator
     )
-    outcomes = {ORIGIN: origin}
+    outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
     trained = Trained(scenario.federation, origin.params, config.training, config.seed)
     for name in config.unlearning.methods:
         method, settings = METHODS[name], config.methods[name]
@@ -72,16 +72,20 @@ def run_experiment(
         )
         try:
             outcome = yield from _run_phase(
-                plan, partial(method.unlearn, settings=settings), run, evaluator, origin.states
+                plan, _unlearning(method, settings), run, evaluator, origin.states
             )
             outcomes[name] = replace(outcome, notes=tuple(method.notes(plan, settings)))
         except DivergenceError as error:
             _, records = run.load(name)
-            outcomes[name] = Outcome(None, records, diverged=str(error))
+            outcomes[name] = Diverged(str(error), records)
             yield Progress(name, len(records), plan.rounds, {"diverged": str(error)})
     result, samples = collect_evidence(config, scenario, outcomes, evaluator)
     run.write_json("samples.json", samples)
     run.write_json("result.json", result)
+
+
+def _unlearning(method: Method, settings: Settings) -> Callable[[Plan], Iterator[Round]]:
+    return lambda plan: method.unlearn(plan, settings)
 
 
 def _run_phase(

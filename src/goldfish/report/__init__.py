@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from goldfish.report.page import write_report
 from goldfish.report.reading import Run, read_run
-from goldfish.report.summary import COLUMNS, SummaryRow, summary_rows, table
+from goldfish.report.summary import COLUMNS, SHORT, SummaryRow, summary_rows, table
 from goldfish.report.words import Headline, headline
 
 __all__ = [
     "COLUMNS",
+    "SHORT",
     "Headline",
     "Run",
     "SummaryRow",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from goldfish.report.figures import Line
-from goldfish.report.formatting import count, number, percent, plural, seconds, size
+from goldfish.report.formatting import count, number, percent, plural, seconds, share, size
 from goldfish.report.reading import Result, section
 from goldfish.report.summary import ORIGIN, YARDSTICK, SummaryRow
 from goldfish.report.words import asked_sentence
@@ -17,8 +18,18 @@ MAX_CLASSES = 20
 
 MAX_NAMED_CLIENTS = 12
 
-HEAT_SPAN = 0.2
-"""The heat table's shades span at least so much accuracy, so that noise looks like noise."""
+TOLD = {
+    "training": (
+        *("rounds", "local_epochs", "batch_size", "learning_rate", "schedule"),
+        *("momentum", "aggregation", "shards"),
+    ),
+    "unlearning": ("learning_rate", "local_epochs", "schedule"),
+    "goldfish": ("temperature", "mu_c", "mu_d", "hard_loss", "removed_term", "round_stop"),
+}
+"""The settings that are told at the top of the page; the configuration has them all."""
+
+HEAT_SPAN = 20.0
+"""The heat table's shades span at least so many points of accuracy: noise looks like noise."""
 
 
 def facts(result: Result) -> list[tuple[str, str]]:
@@ -31,11 +42,11 @@ def facts(result: Result) -> list[tuple[str, str]]:
         ("Data", _joined(data.get("name"), total and f"{count(total)} training samples")),
         ("Federation", _federation(data, section(section(result, "partition"), "sizes"))),
         ("Model", str(section(config, "model").get("name") or "")),
-        ("Training", _settings(training)),
+        ("Training", _settings("training", training)),
         ("Deletion", _deletion(result)),
         ("Backdoor", _backdoor(deletion)),
-        ("Methods", _methods(result, unlearning.get("rounds"))),
-        ("Goldfish", _settings(section(unlearning, "goldfish"))),
+        ("Methods", _methods(result, unlearning)),
+        ("Goldfish", _settings("goldfish", section(unlearning, "goldfish"))),
         ("Seed", str(config.get("seed", ""))),
     ]
     return [(term, text) for term, text in found if text]
@@ -45,14 +56,17 @@ def _joined(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _settings(values: Mapping[str, Any]) -> str:
-    simple = {k: v for k, v in values.items() if v is not None and not isinstance(v, dict | list)}
-    return ", ".join(f"{key} = {_scalar(value)}" for key, value in simple.items())
+def _settings(table: str, values: Mapping[str, Any]) -> str:
+    known = {key: values[key] for key in TOLD[table] if values.get(key) is not None}
+    return ", ".join(f"{key} = {_scalar(value)}" for key, value in known.items())
 
 
-def _methods(result: Result, rounds: object) -> str:
+def _methods(result: Result, unlearning: Mapping[str, Any]) -> str:
     names = ", ".join(name for name in section(result, "methods") if name != ORIGIN)
-    return f"{names}; at most {plural(rounds, 'round')} each" if isinstance(rounds, int) else names
+    rounds = unlearning.get("rounds")
+    limit = isinstance(rounds, int) and f"at most {plural(rounds, 'round')} each"
+    how = _joined(limit, _settings("unlearning", unlearning))
+    return f"{names}; {how}" if names and how else names
 
 
 def _scalar(value: object) -> str:
@@ -60,8 +74,8 @@ def _scalar(value: object) -> str:
 
 
 def _federation(data: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
-    alpha = data.get("alpha")
-    how = _joined(data.get("partition"), alpha is not None and f"alpha {alpha}")
+    skewed = data.get("partition") == "dirichlet"
+    how = _joined(data.get("partition"), skewed and f"alpha {data.get('alpha')}")
     head = _joined(sizes and plural(len(sizes), "client"), how and f"partition {how}")
     if not sizes:
         return head
@@ -71,14 +85,11 @@ def _federation(data: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
 
 
 def _deletion(result: Result) -> str:
+    asked = asked_sentence(result).removeprefix("Asked: ").removesuffix(".")
     requests = section(result, "deletion").get("requests") or []
-    if len(requests) < 2:
-        return asked_sentence(result).removeprefix("Asked: ").removesuffix(".")
-    what = {"client": "all of", "class": "a class of", "samples": "samples of"}
-    return "; ".join(
-        f"{what.get(r.get('kind'), 'from')} {r.get('client_id')}: {r.get('samples')}"
-        for r in requests
-    )
+    if not 1 < len(requests) <= MAX_NAMED_CLIENTS:
+        return asked
+    return f"{asked}; " + ", ".join(f"{r.get('client_id')}: {r.get('samples')}" for r in requests)
 
 
 def _backdoor(deletion: Mapping[str, Any]) -> str:
@@ -178,7 +189,7 @@ def heat(result: Result, class_names: Sequence[str]) -> Heat | None:
         row.extend([None] * (width - len(row)))
 
     def lowest(index: int) -> float:
-        return min((v for row in table.values() if (v := row[index]) is not None), default=2.0)
+        return min((v for row in table.values() if (v := row[index]) is not None), default=math.inf)
 
     shown = sorted(sorted(range(width), key=lowest)[:MAX_CLASSES])
     top = max(known)
@@ -197,7 +208,8 @@ def heat(result: Result, class_names: Sequence[str]) -> Heat | None:
 class Picture:
     """A removed sample: its image, its labels, and what each model says it is."""
 
-    title: str
+    id: str
+    client_id: str
     png: str
     trained: str
     true: str
@@ -215,15 +227,15 @@ def pictures(samples: Mapping[str, Any] | None) -> list[Picture]:
             (
                 method,
                 label_name(guess.get("label"), names),
-                percent(number(guess.get("confidence"))),
+                share(number(guess.get("confidence"))),
                 _kind(guess.get("label"), trained, true),
             )
             for method, guess in section(sample, "predictions").items()
         ]
-        title = f"{sample.get('id')}, {sample.get('client_id')}"
         found.append(
             Picture(
-                title=title,
+                id=str(sample.get("id")),
+                client_id=str(sample.get("client_id")),
                 png=str(sample.get("png") or ""),
                 trained=label_name(trained, names),
                 true=label_name(true, names),
@@ -256,18 +268,22 @@ class FailureGroup:
 
     method: str
     client_id: str
+    error: str
+    """The name of the exception."""
     cause: str
     rounds: str
 
 
 def failures(result: Result) -> list[FailureGroup]:
     """Return the clients that did not answer, with equal causes taken together."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
+    groups: dict[tuple[str, str, str, str], list[int]] = {}
     for name, method in section(result, "methods").items():
         for entry in method.get("rounds") or []:
             for failure in entry.get("failures") or []:
-                key = (name, str(failure.get("client_id")), str(failure.get("cause")))
-                groups.setdefault(key, []).append(int(entry.get("round", 0)))
+                client, error, cause = (
+                    str(failure.get(key) or "") for key in ("client_id", "error", "cause")
+                )
+                groups.setdefault((name, client, error, cause), []).append(entry.get("round", 0))
     return [FailureGroup(*key, ", ".join(map(str, rounds))) for key, rounds in groups.items()]
 
 

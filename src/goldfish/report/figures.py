@@ -7,6 +7,7 @@ figure is right on a light page, on a dark one and on paper.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,16 +19,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, GRID = "#f1f1f1", "#f2f2f2"
-LABEL = 24
+LABEL = 20
 """A longer name is cut in a chart; the tables have it whole."""
 MARKERS = "osD^vPX*hp"
 PALETTE_SIZE = 10
 """How many colours ``page.css`` names: --m0 to --m9."""
 
 
+FULL = (0.0, 100.0)
+"""The whole axis of percentages."""
+CLOSE = 50.0
+"""Values that lie within so many points get an axis of their own part of 0 to 100."""
+LEAST = 5.0
+"""No axis shows fewer points than this, so that noise looks like noise."""
+
+
 @dataclass(frozen=True)
 class Line:
-    """One method's course over the rounds; values are shares."""
+    """One method's course over the rounds; values are percentages."""
 
     method: str
     rounds: Sequence[int]
@@ -47,6 +56,25 @@ def colours(methods: Sequence[str]) -> dict[str, int]:
     return {name: fixed.get(name, places.get(name, 0)) for name in methods}
 
 
+def limits(lines: Sequence[Line], reference: float | None) -> tuple[float, float]:
+    """Return where the axis begins and ends: at 0 and 100, or nearer where all values are near.
+
+    >>> limits([Line("a", [1, 2], [3.0, 96.0])], None)
+    (0.0, 100.0)
+    >>> limits([Line("a", [1, 2], [93.4, 97.1])], 96.9)
+    (93.0, 98.0)
+    """
+    values = [value for line in lines for value in line.values]
+    values += [] if reference is None else [reference]
+    low, high = min(values), max(values)
+    if high - low > CLOSE:
+        return FULL
+    step = next(step for step in (1, 2, 5, 10) if high - low <= 5 * step)
+    top = min(FULL[1], math.ceil(high / step) * step)
+    bottom = max(FULL[0], min(math.floor(low / step) * step, top - LEAST))
+    return bottom, max(top, bottom + LEAST)
+
+
 def line_chart(
     title: str, lines: Sequence[Line], reference: float | None, colour: Mapping[str, int]
 ) -> str:
@@ -58,11 +86,12 @@ def line_chart(
     look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {title}", "font.size": 9}
     with matplotlib.style.context(look, after_reset=True):
         figure = Figure(figsize=(5.6, 3.3))
-        longest = max(len(label) for label in [f"{ORIGIN}, final", *map(_label, lines)])
+        longest = max(len(label) for label in [f"{ORIGIN} 00.0", *map(_label, lines)])
         axes = figure.add_axes((0.085, 0.13, 0.86 - 0.0138 * longest, 0.82))
         _draw(axes, lines, reference, colour)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(PercentFormatter(decimals=0, symbol=" %"))
         axes.set_xlabel("round", color=INK)
         axes.tick_params(colors=INK, length=0)
         axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -84,11 +113,9 @@ def _draw(
     first = min(line.rounds[0] for line in lines)
     pad = max(0.25, 0.02 * (last - first))
     start = last + pad
-    values = [value for line in lines for value in line.values]
     if reference is not None:
-        values.append(reference)
         axes.axhline(reference, color=_stand_in(0), linestyle=(0, (4, 3)), linewidth=1.3)
-        ends.append((start, reference, f"{ORIGIN}, final", 0))
+        ends.append((start, reference, f"{ORIGIN} {reference:.1f}", 0))
     for line in lines:
         place = colour[line.method]
         axes.plot(
@@ -110,8 +137,9 @@ def _draw(
                 mew=2,
             )
         ends.append((line.rounds[-1], line.values[-1], _label(line), place))
-    low = max(0.0, min(values) // 0.1 * 0.1)
-    top, bottom = 1.02, low - 0.02
+    low, high = limits(lines, reference)
+    margin = 0.02 * (high - low)
+    bottom, top = low - margin, high + margin
     axes.set_xlim(first - pad, last + pad)
     axes.set_ylim(bottom, top)
     heights = spread([y for _, y, _, _ in ends], 0.065 * (top - bottom), bottom, top)
@@ -137,7 +165,7 @@ def _draw(
 
 def _label(line: Line) -> str:
     name = line.method if len(line.method) <= LABEL else f"{line.method[: LABEL - 1]}…"
-    return f"{name}, diverged" if line.diverged else name
+    return f"{name}, diverged" if line.diverged else f"{name} {line.values[-1]:.1f}"
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -20,24 +20,33 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def percent(share: float | None) -> str:
-    """Format a share.
+def percent(value: float | None) -> str:
+    """Format a percentage from 0 to 100, such as an accuracy.
 
-    >>> percent(0.996)
+    >>> percent(99.6)
     '99.6 %'
     """
-    return NOTHING if share is None else f"{100 * share:.1f} %"
+    return NOTHING if value is None else f"{value:.1f} %"
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    """Format a share from 0 to 1, such as a confidence.
+
+    >>> share(0.996)
+    '99.6 %'
+    """
+    return NOTHING if value is None else f"{value:.{digits}%}".replace("%", " %")
 
 
 def points(change: float | None) -> str:
-    """Format a difference of two shares, in percentage points.
+    """Format a difference of two percentages.
 
-    >>> points(0.0042), points(-0.01), points(-0.0001)
+    >>> points(0.42), points(-1), points(-0.01)
     ('+0.4', '−1.0', '0.0')
     """
     if change is None:
         return NOTHING
-    text = f"{100 * change:+.1f}"
+    text = f"{change:+.1f}"
     return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 

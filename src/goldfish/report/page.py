@@ -8,11 +8,11 @@ from pathlib import Path
 
 from goldfish.errors import StoreError
 from goldfish.report import contents
-from goldfish.report.figures import PALETTE_SIZE, colours, line_chart
-from goldfish.report.formatting import percent
+from goldfish.report.figures import FULL, PALETTE_SIZE, colours, limits, line_chart
+from goldfish.report.formatting import listing, share
 from goldfish.report.reading import Run, read_run, section
 from goldfish.report.summary import MORE, ORIGIN, YARDSTICK, summary_rows, table
-from goldfish.report.words import GONE, KEPT, SIGNAL, headline
+from goldfish.report.words import GONE, KEPT, SIGNAL, WEAK, headline
 
 CHARTS = (
     ("accuracy", "Accuracy on clean test images"),
@@ -53,11 +53,12 @@ def render(run: Run) -> str:
     rows = summary_rows(result)
     config = section(result, "config")
     pictures = contents.pictures(run.samples)
+    drawn = {line.method for line in contents.course(result, "accuracy")}
     subject = [str(section(config, key).get("name") or "") for key in ("data", "model")]
     return template.render(
         # Ours, with every text in it escaped by Matplotlib: the only markup let through.
         css=Markup(here.joinpath("page.css").read_text(encoding="utf-8")),  # noqa: S704
-        charts=[(title, Markup(svg)) for title, svg in _charts(run)],  # noqa: S704
+        charts=[(title, axis, Markup(svg)) for title, axis, svg in _charts(run)],  # noqa: S704
         subject=", ".join(name for name in subject if name),
         headline=headline(result),
         facts=contents.facts(result),
@@ -74,14 +75,17 @@ def render(run: Run) -> str:
         environment=contents.flat(section(result, "environment")),
         partition=str(section(result, "partition").get("digest") or ""),
         colour=colours([row.method for row in rows]),
-        limits={"gone": percent(GONE), "kept": percent(KEPT), "signal": percent(SIGNAL)},
+        limits={"gone": share(GONE, 0), "kept": share(KEPT, 0), "signal": SIGNAL, "weak": WEAK},
         palette_size=PALETTE_SIZE,
+        backdoor=any(row.backdoor_success is not None for row in rows),
+        undrawn=listing([row.method for row in rows if row.diverged and row.method not in drawn]),
         origin=ORIGIN,
         yardstick=YARDSTICK,
     )
 
 
-def _charts(run: Run) -> list[tuple[str, str]]:
+def _charts(run: Run) -> list[tuple[str, str, str]]:
+    """Return title, remark on the axis and SVG of each chart."""
     methods = section(run.result, "methods")
     colour = colours(list(methods))
     final = {row.method: row for row in summary_rows(run.result)}
@@ -90,5 +94,7 @@ def _charts(run: Run) -> list[tuple[str, str]]:
     for key, title in CHARTS:
         if lines := contents.course(run.result, key):
             reference = getattr(origin, key) if origin else None
-            found.append((title, line_chart(title, lines, reference, colour)))
+            low, high = limits(lines, reference)
+            axis = "" if (low, high) == FULL else f"axis from {low:.0f} to {high:.0f} %"
+            found.append((title, axis, line_chart(title, lines, reference, colour)))
     return found

@@ -24,10 +24,13 @@ ORIGIN = "origin"
 YARDSTICK = "retrain"
 """Trained from scratch without the removed data: what every method is measured against."""
 
+TO_RETRAIN = ("jsd", "jsd_distance", "l2")
+"""The measures of ``similarity`` that compare with the yardstick."""
+
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One method's numbers. Shares are in [0, 1]; None where a run has no such number."""
+    """One method's numbers. Percentages are from 0 to 100; None where a run has no such number."""
 
     method: str
     accuracy: float | None = None
@@ -63,7 +66,9 @@ def _row(name: str, method: Result, retrain: Result) -> SummaryRow:
     if method.get("diverged"):
         return SummaryRow(name, diverged=str(method["diverged"]))
     final, similarity, cost = (section(method, k) for k in ("final", "similarity", "cost"))
-    yardstick: Result = {} if name == YARDSTICK else retrain
+    yardstick: Result = retrain
+    if name == YARDSTICK:  # its differences to itself say nothing
+        yardstick, similarity = {}, {k: v for k, v in similarity.items() if k not in TO_RETRAIN}
     return SummaryRow(
         method=name,
         accuracy=number(final.get("accuracy")),
@@ -101,16 +106,16 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
         "accuracy",
         lambda row: "diverged" if row.diverged else percent(row.accuracy),
     ),
-    "backdoor_success": ("backdoor success", lambda row: percent(row.backdoor_success)),
-    "change": ("change against retrain, points", _changes),
-    "jsd": ("JSD to retrain", lambda row: decimal(row.jsd, 4)),
+    "backdoor_success": ("backdoor", lambda row: percent(row.backdoor_success)),
+    "change": ("vs retrain, points", _changes),
+    "jsd": ("JSD", lambda row: decimal(row.jsd, 4)),
     "p_value": ("p-value vs origin", lambda row: p_value(row.p_value)),
     "effect_size": ("effect vs origin", lambda row: decimal(row.effect_size, 2)),
     "seconds": ("time", lambda row: seconds(row.seconds)),
     "steps": ("steps", lambda row: count(row.steps)),
     "samples": ("samples", lambda row: count(row.samples)),
-    "bytes_sent": ("bytes sent", lambda row: size(row.bytes_sent)),
-    "bytes_kept": ("bytes kept", lambda row: size(row.bytes_kept)),
+    "bytes_sent": ("sent", lambda row: size(row.bytes_sent)),
+    "bytes_kept": ("kept", lambda row: size(row.bytes_kept)),
     "loss": ("test loss", lambda row: decimal(row.loss)),
     "mse": ("test MSE", lambda row: decimal(row.mse, 4)),
     "jsd_distance": ("JSD distance", lambda row: decimal(row.jsd_distance, 4)),
@@ -120,6 +125,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
 
 MAIN = tuple(COLUMNS)[:12]
 """The columns of the table side by side, in order."""
+
+SHORT = ("method", "accuracy", "backdoor_success", "jsd", "seconds", "steps", "bytes_sent")
+"""The columns that a terminal of 80 characters has room for."""
 
 MORE = ("method", *tuple(COLUMNS)[12:])
 """The columns of the second, smaller table of the page."""

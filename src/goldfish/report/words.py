@@ -28,11 +28,14 @@ origin's success is the whole and retrain's (0 without a retrain) is none."""
 KEPT = 0.5
 """From this share of the backdoor on, the data counts as not gone."""
 
-SIGNAL = 0.1
-"""Origin's backdoor must exceed retrain's by this much, or it proves nothing."""
+SIGNAL = 10.0
+"""Origin's backdoor must exceed retrain's by so many points, or it proves nothing."""
 
-COLLAPSE = 0.05
-"""A method that loses this much accuracy against retrain (or origin) lost more than the data."""
+WEAK = 50.0
+"""Below so many points of difference the backdoor took only in part: weak evidence."""
+
+COLLAPSE = 5.0
+"""A method that loses so many points of accuracy against retrain (or origin) lost too much."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ def headline(result: Result) -> Headline:
         sentences = [f"{name} diverged and gives no model: {_stop(row.diverged)}"]
     else:
         status, verdict, sentences = _verdict(name, rows, result)
-        sentences += _accuracy(name, rows) + _cost(name, rows) + _removed_class(name, result)
+        sentences += (
+            _removed_class(name, result) + _accuracy(name, rows) + _cost(name, rows, result)
+        )
     notes = section(section(result, "methods"), name).get("notes") or []
     sentences += [_stop(str(note)) for note in notes]
     return Headline(status, verdict, asked, sentences + _others(name, rows))
@@ -127,10 +132,15 @@ def _verdict(
 
     if signal < SIGNAL:
         sentences.append(
-            "The original model hardly reacted to the trigger, so this test cannot tell whether "
-            "the data is gone."
+            "The original model reacts to the trigger hardly more than a model without the data, "
+            "so this test cannot tell whether the data is gone."
         )
         return "unclear", "No verdict: the backdoor never took", sentences
+    if signal < WEAK:
+        beyond = "0" if floor is None else "retrain's"
+        sentences.append(
+            f"Weak evidence: origin's backdoor success is only {signal:.1f} points above {beyond}."
+        )
     if left >= KEPT:
         return "kept", "Not gone: the backdoor still works", sentences
     if left > GONE:
@@ -139,11 +149,13 @@ def _verdict(
     whole = retrain.accuracy if retrain.accuracy is not None else origin.accuracy
     if row.accuracy is not None and whole is not None and whole - row.accuracy > COLLAPSE:
         sentences.append(
-            f"But {name} is {100 * (whole - row.accuracy):.1f} points less accurate than "
+            f"But {name} is {whole - row.accuracy:.1f} points less accurate than "
             f"{'retrain' if retrain.accuracy is not None else 'origin'}: "
             "it lost more than the removed data."
         )
         return "partly", "The backdoor is gone, and much of the accuracy with it", sentences
+    if signal < WEAK:
+        return "gone", "Gone, as far as a weak backdoor can show", sentences
     return "gone", "Gone, as far as the backdoor test can show", sentences
 
 
@@ -203,10 +215,16 @@ def _accuracy(name: str, rows: Mapping[str, SummaryRow]) -> list[str]:
     return [f"Accuracy on clean test images: {', '.join(parts)}."] if parts else []
 
 
-def _cost(name: str, rows: Mapping[str, SummaryRow]) -> list[str]:
+def _cost(name: str, rows: Mapping[str, SummaryRow], result: Result) -> list[str]:
+    """Say what it cost; the rounds only where the two had not the same number of them."""
+    methods = section(result, "methods")
+    rounds = {key: len(section(methods, key).get("rounds") or []) for key in (name, YARDSTICK)}
+    differ = YARDSTICK in rows and rounds[name] != rounds[YARDSTICK]
+
     def spent(row: SummaryRow) -> str:
         amounts = (seconds(row.seconds), f"{count(row.steps)} gradient steps")
-        return " and ".join(text for text in amounts if not text.startswith(NOTHING))
+        text = " and ".join(text for text in amounts if not text.startswith(NOTHING))
+        return f"{text} in {plural(rounds[row.method], 'round')}" if text and differ else text
 
     ours = spent(rows[name])
     theirs = spent(rows[YARDSTICK]) if name != YARDSTICK and YARDSTICK in rows else ""

@@ -42,8 +42,9 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
             for name, t in params.items():
                 # A copy: two keys may hold the same tensor, which safetensors refuses.
                 tensors[STATE + json.dumps([client_id, key, name])] = t.contiguous().clone()
-    metadata = {"round": str(checkpoint.round), "final": json.dumps(checkpoint.final)}
-    write_whole(path, save(tensors, metadata))
+    # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
+    about = json.dumps({"round": checkpoint.round, "final": checkpoint.final})
+    write_whole(path, save(tensors, {"goldfish": about}))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -54,7 +55,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     states: dict[str, dict[str, dict[str, Tensor]]] = {}
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            about = json.loads(file.metadata()["goldfish"])
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 if name.startswith(STATE):
                     client_id, key, inner = json.loads(name.removeprefix(STATE))
@@ -62,8 +63,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
                     kept[inner] = file.get_tensor(name)
                 else:
                     params[name] = file.get_tensor(name)
-        index, final = int(metadata["round"]), bool(json.loads(metadata["final"]))
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        index, final = int(about["round"]), bool(about["final"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoreError(
             f"{path} cannot be read as a checkpoint ({error}). Delete it: the run then starts "
             "this phase again."

@@ -62,9 +62,9 @@ class RunDirectory:
         checkpoint = load_checkpoint(path) if path.exists() else None
         last = checkpoint.round if checkpoint else 0
         records = [r for r in self._records() if r["phase"] != phase or r["round"] <= last]
-        lines = "".join(json.dumps(r) + "\n" for r in records)
-        write_whole(self.path / METRICS, lines)
-        return checkpoint, [r for r in records if r["phase"] == phase]
+        write_whole(self.path / METRICS, "".join(json.dumps(r) + "\n" for r in records))
+        own = [r for r in records if r.pop("phase") == phase]
+        return checkpoint, own
 
     def checkpoint_path(self, phase: str) -> Path:
         """Return where a phase's checkpoint lies."""

@@ -54,8 +54,7 @@ def removed_loss(
     """
     if term == "smooth":
         of_label = F.softmax(logits, dim=-1).gather(1, labels[:, None])
-        smooth: Tensor = torch.log1p(-of_label / 2)
-        return smooth.mean()
+        return torch.log1p(-of_label / 2).mean()
     losses = sample_losses(logits, labels, kind)
     if term == "capped":
         losses = losses.clamp(max=uniform_loss(logits.shape[-1], kind))
@@ -70,8 +69,8 @@ def confusion_loss(removed_logits: Tensor) -> Tensor:
     """
     probabilities = F.softmax(removed_logits, dim=-1)
     centred = probabilities - probabilities.mean(dim=-1, keepdim=True)
-    deviations = torch.linalg.vector_norm(centred, dim=-1) / math.sqrt(removed_logits.shape[-1])
-    return deviations.mean()
+    norms: Tensor = torch.linalg.vector_norm(centred, dim=-1)
+    return norms.mean() / math.sqrt(removed_logits.shape[-1])
 
 
 def soften(logits: Tensor, temperature: float) -> Tensor:

@@ -1,0 +1,124 @@
+"""The in-process engine: same bits whatever the workers, failures survived, states kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldfish
+from goldfish.data import TensorExamples
+from goldfish.params import digest
+from goldfish.types import Client, DeletionRequest
+
+MakeClients = Callable[..., list[Client]]
+
+
+class Broken(TensorExamples):
+    """A client whose disk fails."""
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        raise OSError("the disk is gone")
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_bits_do_not_depend_on_workers(
+    make_clients: MakeClients, small_net: type[nn.Module], test_set: TensorExamples, shards: int
+) -> None:
+    def result(workers: int) -> tuple[str, str]:
+        federation = goldfish.InProcess(make_clients(), small_net, workers=workers)
+        trained = goldfish.train(
+            federation, rounds=2, learning_rate=0.1, batch_size=8, shards=shards
+        )
+        request = DeletionRequest("client-1", sample_ids=["c1-3", "c1-4"])
+        unlearned = goldfish.unlearn(trained, [request], rounds=2, test=test_set)
+        return digest(trained.params), digest(unlearned.params)
+
+    assert result(1) == result(2) == result(3)
+
+
+def test_bits_of_a_model_with_dropout_do_not_depend_on_workers(make_clients: MakeClients) -> None:
+    """Dropout draws from torch's global generator, which all threads share."""
+
+    def result(workers: int) -> str:
+        federation = goldfish.InProcess(make_clients(), with_dropout, workers=workers)
+        return digest(goldfish.train(federation, rounds=3, batch_size=4, local_epochs=3).params)
+
+    assert result(1) == result(3)
+
+
+def test_the_callers_random_numbers_are_left_alone(make_clients: MakeClients) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    goldfish.train(goldfish.InProcess(make_clients(), with_dropout, workers=1), rounds=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_client_that_raises_is_reported_and_survived(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    clients = make_clients()
+    broken = clients[1].retained
+    assert isinstance(broken, TensorExamples)
+    clients[1] = replace(clients[1], retained=Broken(broken.images, broken.labels, broken.ids))
+    trained = goldfish.train(goldfish.InProcess(clients, small_net), rounds=2)
+    for record in trained.rounds:
+        assert [(f.client_id, f.error, f.cause) for f in record.failures] == [
+            ("client-2", "OSError", "the disk is gone")
+        ]
+    healthy = goldfish.train(goldfish.InProcess([clients[0], clients[2]], small_net), rounds=2)
+    assert digest(trained.params) == digest(healthy.params)
+
+
+def test_below_the_quorum_the_round_is_an_error(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    clients = make_clients()
+    for place in (0, 1):
+        data = clients[place].retained
+        assert isinstance(data, TensorExamples)
+        clients[place] = replace(
+            clients[place], retained=Broken(data.images, data.labels, data.ids)
+        )
+    federation = goldfish.InProcess(clients, small_net)
+    message = r"Only 1 of 3 clients answered in round 1 of origin; the quorum is 50%.*disk is gone"
+    with pytest.raises(goldfish.QuorumError, match=message):
+        goldfish.train(federation, rounds=1)
+    assert len(goldfish.train(federation, rounds=1, quorum=0.3).rounds) == 1
+
+
+def test_states_can_be_taken_out_and_put_back(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    federation = goldfish.InProcess(make_clients(), small_net)
+    goldfish.train(federation, rounds=1, shards=2)
+    states = federation.states()
+    assert {c: sorted(kept) for c, kept in states.items()} == {
+        f"client-{n}": ["origin/shard-0", "origin/shard-1"] for n in (1, 2, 3)
+    }
+    federation.restore({})
+    assert federation.states() == {}
+    federation.restore(states)
+    assert digest(federation.states()["client-2"]["origin/shard-1"]) == digest(
+        states["client-2"]["origin/shard-1"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [([], "and there is none"), (["a", "b", "a"], "these ids are used twice: a")],
+)
+def test_a_federation_needs_clients_with_different_ids(
+    make_clients: MakeClients, small_net: type[nn.Module], ids: list[str], message: str
+) -> None:
+    data = make_clients()[0].retained
+    with pytest.raises(goldfish.ConfigError, match=message):
+        goldfish.InProcess([Client(i, data) for i in ids], small_net)

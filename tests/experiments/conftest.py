@@ -1,0 +1,61 @@
+"""A configuration that runs in seconds, and a way to run the command line for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = """
+seed = 0
+[data]
+name = "digits"
+clients = 3
+[model]
+name = "mlp"
+[training]
+rounds = 3
+batch_size = 20
+learning_rate = 0.05
+[deletion]
+rate = 0.1
+backdoor_target = 7
+[unlearning]
+methods = ["goldfish", "retrain"]
+rounds = 3
+"""
+
+Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def command() -> list[str]:
+    return [sys.executable, "-m", "goldfish"]
+
+
+@pytest.fixture
+def goldfish_cli(command: list[str], tmp_path: Path) -> Goldfish:
+    def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **more.pop("env", {})},
+            capture_output=True,
+            text=True,
+            check=False,
+            **more,
+        )
+
+    return run

@@ -1,0 +1,234 @@
+"""Whole runs through the command line: results, resuming after kill -9, workers, divergence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goldfish.store import load_checkpoint
+
+Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def without_times(value: Any) -> Any:
+    """Drop what a clock measured: no two runs agree on it."""
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if k != "seconds"}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return result
+
+
+def checkpoints_of(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()}
+
+
+def test_a_run_leaves_everything_behind(
+    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = goldfish_cli("run", config_file, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+        "partition.json",
+        "report.html",
+        "result.json",
+        "samples.json",
+    ]
+    result = result_of(out)
+    assert result["schema"] == 1
+    assert list(result["methods"]) == ["origin", "goldfish", "retrain"]
+    for name, method in result["methods"].items():
+        assert {"accuracy", "loss", "backdoor_success"} <= method["final"].keys()
+        assert [r["round"] for r in method["rounds"]] == [1, 2, 3]
+        assert {"round", "accuracy", "backdoor_success", "seconds"} <= method["rounds"][0].keys()
+        assert method["similarity"].keys() == {
+            "jsd",
+            "jsd_distance",
+            "l2",
+            "t_test_p",
+            "effect_size",
+        }
+        assert method["cost"].keys() == {
+            "seconds",
+            "steps",
+            "samples",
+            "bytes_sent",
+            "bytes_kept",
+        }
+        last = method["rounds"][-1]
+        assert method["final"]["accuracy"] == last["accuracy"], name
+        assert method["cost"]["steps"] == sum(r["steps"] for r in method["rounds"])
+    assert result["methods"]["retrain"]["similarity"]["jsd"] == 0
+    assert 0 <= result["methods"]["goldfish"]["final"]["accuracy"] <= 100
+    assert result["deletion"]["removed_samples"] == 144
+    assert "origin" in done.stdout
+    assert "report.html" in done.stdout
+
+
+def test_the_written_configuration_gives_the_same_run(
+    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for config, out in ((config_file, first), (first / "config.toml", second)):
+        done = goldfish_cli("run", config, "--out", out, "--set", "unlearning.rounds=1")
+        assert done.returncode == 0, done.stderr
+    assert (first / "config.toml").read_text() == (second / "config.toml").read_text()
+    assert checkpoints_of(first) == checkpoints_of(second)
+
+
+@pytest.mark.parametrize(
+    ("phase", "shards"), [("origin", 1), ("goldfish", 1), ("goldfish", 3), ("retrain", 1)]
+)
+def test_kill_and_resume_gives_the_same_bits(
+    goldfish_cli: Goldfish,
+    command: list[str],
+    config_file: Path,
+    tmp_path: Path,
+    phase: str,
+    shards: int,
+) -> None:
+    settings = ["--set", f"training.shards={shards}"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    done = goldfish_cli("run", config_file, "--out", whole, *settings)
+    assert done.returncode == 0, done.stderr
+
+    process = subprocess.Popen(
+        [*command, "run", str(config_file), "--out", str(broken), *settings],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    metrics = broken / "metrics.jsonl"
+    while process.poll() is None:
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if sum(f'"phase": "{phase}"' in line for line in lines) >= 2:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    assert process.wait() == -signal.SIGKILL
+    assert not (broken / "result.json").exists()
+
+    resumed = goldfish_cli("run", config_file, "--out", broken, "--resume", *settings)
+    assert resumed.returncode == 0, resumed.stderr
+    assert without_times(result_of(broken)) == without_times(result_of(whole))
+    assert checkpoints_of(broken) == checkpoints_of(whole)
+    assert (broken / "samples.json").read_bytes() == (whole / "samples.json").read_bytes()
+
+
+def test_one_and_two_workers_give_the_same_bits(
+    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+) -> None:
+    for workers in (1, 2):
+        out = tmp_path / f"workers-{workers}"
+        done = goldfish_cli("run", config_file, "--out", out, "--workers", workers)
+        assert done.returncode == 0, done.stderr
+    one, two = tmp_path / "workers-1", tmp_path / "workers-2"
+    assert checkpoints_of(one) == checkpoints_of(two)
+    assert result_of(one)["methods"].keys() == result_of(two)["methods"].keys()
+    assert without_times(result_of(one)["methods"]) == without_times(result_of(two)["methods"])
+
+
+def test_ctrl_c_says_how_to_go_on(command: list[str], config_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*command, "run", str(config_file), "--out", str(out), "--set", "training.rounds=10000"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not (out / "checkpoints" / "origin.safetensors").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted" in output
+    assert "--resume" in output
+    assert load_checkpoint(out / "checkpoints" / "origin.safetensors").round >= 1
+
+
+def test_the_literal_term_diverges_and_the_run_says_so(
+    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = goldfish_cli(
+        "run",
+        config_file,
+        "--out",
+        out,
+        "--set",
+        "unlearning.goldfish.removed_term=literal",
+        "--set",
+        "unlearning.learning_rate=0.5",
+        "--set",
+        "unlearning.rounds=8",
+    )
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert "Non-finite loss on client-1 in round" in said
+    assert 'set removed_term = "capped"' in said
+    goldfish = result_of(out)["methods"]["goldfish"]
+    assert "Non-finite loss on client-1" in goldfish["diverged"]
+    assert "final" not in goldfish
+    assert "NaN" not in (out / "result.json").read_text()
+    assert "final" in result_of(out)["methods"]["retrain"]
+    assert "diverged" in (out / "report.html").read_text()
+
+
+def test_report_writes_the_page_again(
+    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    goldfish_cli("run", config_file, "--out", out, "--set", "unlearning.rounds=1")
+    page = (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
+    done = goldfish_cli("report", out)
+    assert done.returncode == 0, done.stderr
+    assert (out / "report.html").read_bytes() == page
+
+
+@pytest.mark.parametrize(
+    "deletion",
+    [
+        ["deletion.class_label=4"],
+        ['deletion.clients=["client-3"]'],
+        ['deletion.clients=["client-3"]', "deletion.backdoor_target=7"],
+        ["deletion.class_label=4", "deletion.backdoor_target=7"],
+        ["deletion.samples=ids.txt"],
+    ],
+)
+def test_other_deletions(
+    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path, deletion: list[str]
+) -> None:
+    text = config_file.read_text()
+    config_file.write_text(text.replace("rate = 0.1\nbackdoor_target = 7\n", ""))
+    (tmp_path / "ids.txt").write_text("3\n5\n8\n")
+    settings = [part for item in [*deletion, "unlearning.rounds=1"] for part in ("--set", item)]
+    out = tmp_path / "out"
+    done = goldfish_cli("run", config_file, "--out", out, *settings)
+    assert done.returncode == 0, done.stderr
+    result = result_of(out)
+    backdoored = "deletion.backdoor_target=7" in deletion
+    success = result["methods"]["goldfish"]["final"]["backdoor_success"]
+    assert (success is not None) == backdoored
+    kinds = {request["kind"] for request in result["deletion"]["requests"]}
+    assert kinds <= {"samples", "class", "client"}
+    if deletion == ["deletion.samples=ids.txt"]:
+        assert result["deletion"]["removed_samples"] == 3
+    if deletion == ["deletion.class_label=4"]:
+        assert kinds == {"class"}
+        assert result["methods"]["retrain"]["final"]["per_class"][4] == 0

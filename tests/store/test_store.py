@@ -1,0 +1,107 @@
+"""Checkpoints and run directories: whole, readable, and never overwritten by another run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from goldfish.errors import StoreError
+from goldfish.params import digest
+from goldfish.store import Checkpoint, RunDirectory, load_checkpoint, save_checkpoint, write_whole
+
+PARAMS = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
+CONFIG = 'seed = 0\n\n[training]\nrounds = 20\nschedule = "constant"\n'
+
+
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
+    shared = {"w": PARAMS["w"]}  # the same tensor under two keys, as equation (10) leaves it
+    states = {'odd "name"/|': {"origin/shard-0": shared, "origin/shard-1": shared}}
+    path = tmp_path / "deep" / "goldfish.safetensors"
+    save_checkpoint(path, Checkpoint(7, PARAMS, states, final=True))
+    back = load_checkpoint(path)
+    assert (back.round, back.final) == (7, True)
+    assert digest(back.params) == digest(PARAMS)
+    assert back.states.keys() == states.keys()
+    assert digest(back.states['odd "name"/|']["origin/shard-1"]) == digest(shared)
+
+
+def test_a_checkpoint_without_states_is_a_plain_state_dict(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_checkpoint(path, Checkpoint(1, PARAMS))
+    assert digest(load_file(path)) == digest(PARAMS)
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_a_broken_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "origin.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"origin\.safetensors cannot be read.*Delete it"):
+        load_checkpoint(path)
+
+
+def test_files_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_whole(path, "old")
+
+    def crash(_descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_configuration_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    other = CONFIG.replace("20", "5")
+    message = r"training\.rounds is 20 there and 5 here.*choose another --out"
+    for resume in (False, True):
+        with pytest.raises(StoreError, match=message):
+            RunDirectory.open(run.path, other, resume=resume)
+    assert (run.path / "config.toml").read_text() == CONFIG
+
+
+def test_the_same_run_needs_resume(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    with pytest.raises(StoreError, match=r"was interrupted.*--resume"):
+        RunDirectory.open(run.path, CONFIG, resume=False)
+    run.write_json("result.json", {})
+    with pytest.raises(StoreError, match=r"finished.*--resume"):
+        RunDirectory.open(run.path, CONFIG, resume=False)
+    assert RunDirectory.open(run.path, CONFIG, resume=True).path == run.path
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(StoreError, match="is not a run directory"):
+        RunDirectory.open(tmp_path, CONFIG, resume=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_metrics_of_rounds_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+    """Killed after the line of round 2 and before its checkpoint, in the middle of a third line."""
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    run.save("origin", Checkpoint(5, PARAMS, final=True), {"round": 5, "accuracy": 90.0})
+    run.save("goldfish", Checkpoint(1, PARAMS), {"round": 1, "accuracy": 91.0})
+    metrics = run.path / "metrics.jsonl"
+    with metrics.open("a") as file:
+        file.write(json.dumps({"phase": "goldfish", "round": 2}) + '\n{"phase": "gold')
+    checkpoint, records = run.load("goldfish")
+    assert checkpoint is not None
+    assert checkpoint.round == 1
+    assert records == [{"round": 1, "accuracy": 91.0}]
+    phases = [json.loads(line)["phase"] for line in metrics.read_text().splitlines()]
+    assert phases == ["origin", "goldfish"]
+
+
+def test_nan_never_reaches_a_result(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    with pytest.raises(ValueError, match="Out of range float"):
+        run.write_json("result.json", {"accuracy": float("nan")})
+    assert not (run.path / "result.json").exists()
