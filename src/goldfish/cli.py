@@ -236,11 +236,11 @@ def _state(record: Mapping[str, Any]) -> str:
 
 
 def _print_result(out: Path) -> None:
-    from goldfish.report import headline, read_run, summary_rows, table, write_report
+    from goldfish.report import SHORT, headline, read_run, summary_rows, table, write_report
 
     result = read_run(out).result
     page = write_report(out)
-    headings, rows = table(summary_rows(result))
+    headings, rows = table(summary_rows(result), SHORT)
     _print_table(headings, rows)
     told = headline(result)
     for sentence in (told.verdict, told.asked, *told.sentences):

@@ -58,9 +58,7 @@ def test_same_seed_same_bits_other_seed_others(
 ) -> None:
     def once(seed: int) -> str:
         request = REQUESTS["samples"]
-        result = goldfish.unlearn(
-            trained, request, method=name, rounds=2, test=test_set, seed=seed
-        )
+        result = goldfish.unlearn(trained, request, method=name, rounds=2, test=test_set, seed=seed)
         return digest(result.params)
 
     assert once(1) == once(1) != once(2)

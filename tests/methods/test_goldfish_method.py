@@ -56,9 +56,7 @@ def kept(trained: goldfish.Trained, client: str, phase: str) -> dict[int, Params
 
 
 def unlearn(trained: goldfish.Trained, request: DeletionRequest, **more: Any) -> goldfish.Unlearned:
-    return goldfish.unlearn(
-        trained, [request], **{"rounds": 1, "adaptive_weights": False, **more}
-    )
+    return goldfish.unlearn(trained, [request], **{"rounds": 1, "adaptive_weights": False, **more})
 
 
 def test_the_teacher_travels_once(trained: goldfish.Trained) -> None:
@@ -123,7 +121,10 @@ def test_later_rounds(
     before, after = kept(sharded, "client-2", "origin"), kept(sharded, "client-2", "goldfish")
     moved = {index for index in before if digest(before[index]) != digest(after[index])}
     assert moved == (set(range(SHARDS)) if all_move else set())
-    own_before, own_after = kept(sharded, "client-1", "origin"), kept(sharded, "client-1", "goldfish")
+    own_before, own_after = (
+        kept(sharded, "client-1", "origin"),
+        kept(sharded, "client-1", "goldfish"),
+    )
     assert digest(own_before[hit]) != digest(own_after[hit])
 
 
@@ -173,7 +174,7 @@ def test_retraining_the_client_recovers_its_shards_by_equation_10(
         captured.update({u.client_id: u.params for u in replies.updates})
         return replies
 
-    sharded.federation.run = spy  # type: ignore[method-assign]
+    sharded.federation.run = spy  # type: ignore[method-assign, assignment]
     unlearn(sharded, request, shard_retraining="client", rounds=2)
     for client in make_clients():
         shards = partition_shards(split(client, [request]), SHARDS, 0)

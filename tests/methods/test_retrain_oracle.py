@@ -98,4 +98,3 @@ def test_retraining_does_not_depend_on_the_old_model(
     ]
     for name, tensor in results[0].params.items():
         assert torch.equal(tensor, results[1].params[name]), name
-

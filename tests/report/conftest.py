@@ -16,7 +16,7 @@ from PIL import Image
 MakeResult: TypeAlias = Callable[..., dict[str, Any]]
 WriteRun: TypeAlias = Callable[..., Path]
 
-ENDS = {  # accuracy and backdoor success at the end in percent, how steep the way there is, and the cost
+ENDS = {  # accuracy and backdoor success at the end, how steep the way there is, and the cost
     "origin": (95.8, 99.6, 0.9, 5.1),
     "goldfish": (95.5, 0.6, 0.6, 1.9),
     "retrain": (95.1, 0.3, 0.35, 5.0),

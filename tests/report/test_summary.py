@@ -68,9 +68,9 @@ def test_every_column_is_shown_somewhere() -> None:
 
 
 def test_short_table_fits_a_terminal(make_result: Any) -> None:
-    """Each method stays on one line of 80 characters, long names and large numbers too."""
-    result = make_result(["origin", "goldfish", "retrain", "incompetent_teacher"])
-    result["methods"]["origin"]["cost"] |= {"seconds": 754, "steps": 99_999, "bytes_sent": 1e9}
+    """Each method stays on one line of 80 characters, large numbers too."""
+    result = make_result()
+    result["methods"]["origin"]["cost"] |= {"seconds": 754, "steps": 124_000, "bytes_sent": 1e9}
     result["methods"]["retrain"] = {"diverged": "non-finite loss", "rounds": []}
     headings, rows = table(summary_rows(result), SHORT)
     printed = Table(*headings)
@@ -81,4 +81,4 @@ def test_short_table_fits_a_terminal(make_result: Any) -> None:
     lines = text.getvalue().splitlines()
     assert len(lines) == 4 + len(rows)
     assert "…" not in text.getvalue()
-    assert all(any(name in line for line in lines) for name in ("incompetent_teacher", "backdoor"))
+    assert all(heading in lines[1] for heading in ("accuracy", "backdoor", "JSD", "sent"))

@@ -18,6 +18,8 @@ MAX_CLASSES = 20
 
 MAX_NAMED_CLIENTS = 12
 
+UNBROKEN = "\N{NO-BREAK SPACE}"
+
 TOLD = {
     "training": (
         *("rounds", "local_epochs", "batch_size", "learning_rate", "schedule"),
@@ -58,7 +60,7 @@ def _joined(*parts: object) -> str:
 
 def _settings(table: str, values: Mapping[str, Any]) -> str:
     known = {key: values[key] for key in TOLD[table] if values.get(key) is not None}
-    return ", ".join(f"{key} = {_scalar(value)}" for key, value in known.items())
+    return ", ".join(f"{key} = {_scalar(v)}".replace(" ", UNBROKEN) for key, v in known.items())
 
 
 def _methods(result: Result, unlearning: Mapping[str, Any]) -> str:

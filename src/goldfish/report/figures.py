@@ -69,7 +69,7 @@ def limits(lines: Sequence[Line], reference: float | None) -> tuple[float, float
     low, high = min(values), max(values)
     if high - low > CLOSE:
         return FULL
-    step = next(step for step in (1, 2, 5, 10) if high - low <= 5 * step)
+    step = next(step for step in (1.0, 2.0, 5.0, 10.0) if high - low <= 5 * step)
     top = min(FULL[1], math.ceil(high / step) * step)
     bottom = max(FULL[0], min(math.floor(low / step) * step, top - LEAST))
     return bottom, max(top, bottom + LEAST)
@@ -83,11 +83,11 @@ def line_chart(
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {title}", "font.size": 9}
+    look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {title}", "font.size": 10}
     with matplotlib.style.context(look, after_reset=True):
         figure = Figure(figsize=(5.6, 3.3))
         longest = max(len(label) for label in [f"{ORIGIN} 00.0", *map(_label, lines)])
-        axes = figure.add_axes((0.085, 0.13, 0.86 - 0.0138 * longest, 0.82))
+        axes = figure.add_axes((0.1, 0.14, 0.84 - 0.0152 * longest, 0.81))
         _draw(axes, lines, reference, colour)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))

@@ -76,6 +76,7 @@ def render(run: Run) -> str:
         partition=str(section(result, "partition").get("digest") or ""),
         colour=colours([row.method for row in rows]),
         limits={"gone": share(GONE, 0), "kept": share(KEPT, 0), "signal": SIGNAL, "weak": WEAK},
+        name_width=min(22, max((len(row.method) for row in rows), default=0)),
         palette_size=PALETTE_SIZE,
         backdoor=any(row.backdoor_success is not None for row in rows),
         undrawn=listing([row.method for row in rows if row.diverged and row.method not in drawn]),

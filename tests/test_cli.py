@@ -1,0 +1,36 @@
+"""The command line is thin and quick: nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import goldfish
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, goldfish.cli\n"
+        "from typer.testing import CliRunner\n"
+        "assert CliRunner().invoke(goldfish.cli.app, ['--help']).exit_code == 0\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pydantic', 'PIL'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_library_imports_nothing_heavy() -> None:
+    code = "import sys, goldfish; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_every_public_name_is_there() -> None:
+    assert sorted(goldfish.__all__) == sorted(goldfish._HOMES)
+    for name in goldfish.__all__:
+        assert getattr(goldfish, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = goldfish.nonsense
