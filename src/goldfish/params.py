@@ -30,6 +30,8 @@ def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Par
     mean: dict[str, Tensor] = {}
     total = 0.0
     for params, weight in zip(all_params, weights, strict=True):
+        if weight == 0:
+            continue
         total += weight
         if not mean:
             mean = {name: t.clone() for name, t in params.items()}
@@ -37,7 +39,9 @@ def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Par
         share = weight / total
         for name, t in mean.items():
             if t.is_floating_point():
-                t.add_(params[name] - t, alpha=share)
+                change = params[name] - t
+                # Where nothing changes the value stays as it is: -0.0 + 0.0 would be 0.0.
+                mean[name] = torch.where(change == 0, t, t + share * change)
     if not mean or not total > 0:
         raise ValueError("weighted_mean needs at least one model and a positive sum of weights.")
     return mean

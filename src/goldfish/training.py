@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,18 +52,19 @@ def describe(error: ValidationError, model: type[BaseModel], where: str = "") ->
         path = [str(part) for part in item["loc"]]
         name = ".".join([where, *path] if where else path)
         if item["type"] == "extra_forbidden":
-            lines.append(
-                unknown(
-                    "setting",
-                    name,
-                    _names(model, where),
-                    "Settings are spelt as in the documentation.",
-                )
-            )
+            hint = "docs/configuration.md lists all settings."
+            lines.append(unknown("setting", name, _near(name, _names(model, where)), hint))
         else:
             message = item["msg"].removeprefix("Value error, ")
             lines.append(f"{name}: {message} (got {item['input']!r})")
     return "\n".join(lines)
+
+
+def _near(name: str, names: Sequence[str]) -> list[str]:
+    """Return the names of the same table whose last part is like that of ``name``."""
+    table, _, last = name.rpartition(".")
+    siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == table}
+    return [siblings[n] for n in difflib.get_close_matches(last, siblings, n=1)]
 
 
 def _names(model: type[BaseModel], where: str) -> list[str]:

@@ -102,7 +102,7 @@ def test_kill_and_resume_gives_the_same_bits(
     phase: str,
     shards: int,
 ) -> None:
-    settings = ["--set", f"training.shards={shards}"]
+    settings = ["--set", f"training.shards={shards}", "--set", "unlearning.rounds=8"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = goldfish_cli("run", config_file, "--out", whole, *settings)
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -27,13 +28,13 @@ EXACT = 1e-6
 
 
 def test_temperature_of_a_client_that_removes_30_percent() -> None:
-    """alpha = 1/e: 3 e^(-1) e^(7/10) = 3 e^(-3/10) = 3 * 0.74081822 = 2.22245466."""
+    """With alpha = 1/e: 3 e^(-1) e^(7/10) = 3 e^(-3/10) = 3 * 0.74081822 = 2.22245466."""
     assert adaptive_temperature(3, 70, 30) == pytest.approx(2.22245466, abs=EXACT)
     assert adaptive_temperature(3, 700, 300) == pytest.approx(2.22245466, abs=EXACT)
 
 
 def test_temperature_with_another_factor() -> None:
-    """alpha = 1: 3 e^(7/10) = 3 * 2.01375271 = 6.04125812."""
+    """With alpha = 1: 3 e^(7/10) = 3 * 2.01375271 = 6.04125812."""
     assert adaptive_temperature(3, 70, 30, alpha=1) == pytest.approx(6.04125812, abs=EXACT)
 
 
@@ -69,6 +70,15 @@ def test_a_temperature_of_1_or_below_is_refused_in_words() -> None:
         "adaptive_temperature = false",
     ]:
         assert words in message
+
+
+def test_any_temperature_above_the_one_that_the_error_names_will_do() -> None:
+    """2.5 e^(-93/100) = 0.9864; T0 has to be above e^(93/100) = 2.53450918, so not 2.53."""
+    with pytest.raises(ConfigError) as caught:
+        adaptive_temperature(2.5, 7, 93)
+    named = re.search(r"above ([0-9.]*[0-9])", str(caught.value))
+    assert named is not None
+    assert adaptive_temperature(float(named[1]) + 1e-4, 7, 93) > 1
 
 
 def test_a_temperature_of_exactly_1_is_refused() -> None:

@@ -29,10 +29,11 @@ def models(draw: st.DrawFn, values: st.SearchStrategy[float] = moderate) -> Para
 
 
 def batch_norm_model(seed: int, batches: int) -> nn.Module:
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    for _ in range(batches):
-        model(torch.randn(5, 3))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        for _ in range(batches):
+            model(torch.randn(5, 3))
     return model
 
 

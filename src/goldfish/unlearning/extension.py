@@ -31,7 +31,8 @@ def adaptive_temperature(
             f"The adaptive temperature is {temperature:.3g} for a client that keeps "
             f"{num_retained} samples and removes {num_removed}. At 1 or below, soft labels turn "
             f"into hard ones. Raise temperature (now {initial:g}) above "
-            f"{initial / temperature:.3g}, or set adaptive_temperature = false."
+            f"{math.ceil(1000 * initial / temperature) / 1000:g}, or set "
+            "adaptive_temperature = false."
         )
     return temperature
 

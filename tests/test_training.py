@@ -1,0 +1,595 @@
+"""The training loop against a slow one, the inference loop, settings and their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from pydantic import ValidationError
+from torch import Tensor, nn, tensor
+
+from goldfish import params as P  # noqa: N812
+from goldfish.data import TensorExamples
+from goldfish.errors import ConfigError, DivergenceError
+from goldfish.training import (
+    Batch,
+    Feed,
+    LocalWorkspace,
+    Loss,
+    Settings,
+    TrainingSettings,
+    cross_entropy_objective,
+    describe,
+    fit,
+    learning_rate_at,
+    plain_feed,
+    predict,
+)
+
+CPU = torch.device("cpu")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def points(count: int, seed: int = 0) -> TensorExamples:
+    generator = seeded(seed)
+    inputs = torch.randn(count, 4, generator=generator)
+    return TensorExamples(inputs, torch.randint(0, 3, (count,), generator=generator))
+
+
+def network(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def positions_seen(
+    count: int, settings: TrainingSettings, generator: torch.Generator
+) -> list[list[int]]:
+    """Return the positions of each mini-batch that ``fit`` asks for."""
+    seen: list[list[int]] = []
+    examples = points(count)
+
+    def feed(positions: Tensor) -> Batch:
+        seen.append(positions.tolist())
+        return Batch(*examples.batch(positions))
+
+    fit(
+        nn.Linear(4, 3),
+        count,
+        feed,
+        cross_entropy_objective,
+        settings,
+        learning_rate=0.1,
+        generator=generator,
+    )
+    return seen
+
+
+# fit.
+
+
+def slow_sgd_by_hand(
+    model: nn.Module, examples: TensorExamples, settings: TrainingSettings, rate: float, seed: int
+) -> list[float]:
+    """Train as the textbook has it: v = beta v + g + decay w; w = w - eta v."""
+    generator = seeded(seed)
+    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    model.train()
+    means = []
+    for _ in range(settings.local_epochs):
+        order = torch.randperm(len(examples), generator=generator)
+        losses = []
+        for start in range(0, len(examples), settings.batch_size):
+            chosen = order[start : start + settings.batch_size]
+            loss = F.cross_entropy(model(examples.images[chosen]), examples.labels[chosen])
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for (name, p), g in zip(model.named_parameters(), gradients, strict=True):
+                    velocity[name] = settings.momentum * velocity[name] + g
+                    velocity[name] += settings.weight_decay * p
+                    p.copy_(p - rate * velocity[name])
+            losses.append(loss.item())
+        means.append(sum(losses) / len(losses))
+    return means
+
+
+def slow_sgd_of_torch(
+    model: nn.Module, examples: TensorExamples, settings: TrainingSettings, rate: float, seed: int
+) -> list[float]:
+    """Train with the optimiser of torch, neither fused nor over lists of tensors."""
+    generator = seeded(seed)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        foreach=False,
+        fused=False,
+    )
+    model.train()
+    means = []
+    for _ in range(settings.local_epochs):
+        losses = []
+        for chosen in torch.randperm(len(examples), generator=generator).split(settings.batch_size):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(examples.images[chosen]), examples.labels[chosen])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        means.append(sum(losses) / len(losses))
+    return means
+
+
+@pytest.mark.parametrize("slow", [slow_sgd_by_hand, slow_sgd_of_torch])
+@pytest.mark.parametrize(
+    ("momentum", "decay", "epochs"), [(0.9, 0.0, 1), (0.0, 0.0, 1), (0.9, 0.01, 1), (0.5, 0.1, 3)]
+)
+def test_fit_is_the_slow_loop(slow: object, momentum: float, decay: float, epochs: int) -> None:
+    """17 samples in batches of 5: weights, BatchNorm buffers and risks agree to 1e-6."""
+    examples = points(17)
+    settings = TrainingSettings(
+        batch_size=5, momentum=momentum, weight_decay=decay, local_epochs=epochs
+    )
+    fast, obvious = network(), network()
+    generator = seeded(7)
+    fitted = fit(
+        fast,
+        len(examples),
+        plain_feed(examples, CPU, generator),
+        cross_entropy_objective,
+        settings,
+        learning_rate=0.05,
+        generator=generator,
+    )
+    assert callable(slow)
+    risks = slow(obvious, examples, settings, 0.05, 7)
+    ours, theirs = P.params_of(fast), P.params_of(obvious)
+    assert P.distance(ours, P.params_of(network())) > 0.01, "something was learned"
+    for name, expected in theirs.items():
+        assert torch.allclose(ours[name], expected, rtol=0, atol=1e-6), name
+    assert list(fitted.epoch_risks) == pytest.approx(risks, abs=1e-6)
+    assert (fitted.steps, fitted.samples) == (4 * epochs, 17 * epochs)
+
+
+def test_one_step_by_hand() -> None:
+    """Loss w^2, w = 1, step size 1/10, momentum 1/2, one batch in each of two epochs.
+
+    g = 2, v = 2, w = 1 - 0.2 = 0.8. Then g = 1.6, v = 1/2 * 2 + 1.6 = 2.6, w = 0.8 - 0.26 = 0.54.
+    The risks are the losses before each step: 1 and 0.64. The momentum lives over epochs.
+    """
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+
+    def square(model: nn.Module, _batch: Batch) -> Loss:
+        loss = model.weight.square().sum()  # type: ignore[operator]
+        return Loss(loss, risk=loss)
+
+    fitted = fit(
+        model,
+        2,
+        lambda positions: Batch(positions, positions),
+        square,
+        TrainingSettings(batch_size=2, local_epochs=2, momentum=0.5),
+        learning_rate=0.1,
+        generator=seeded(),
+    )
+    assert model.weight.item() == pytest.approx(0.54, abs=1e-6)
+    assert list(fitted.epoch_risks) == pytest.approx([1, 0.64], abs=1e-6)
+
+
+def test_fit_takes_its_step_size_from_its_argument() -> None:
+    """The schedule decides it; the setting is where the schedule begins."""
+    settings = TrainingSettings(learning_rate=100, batch_size=4)
+    model = network()
+    fit(
+        model,
+        4,
+        plain_feed(points(4), CPU, seeded()),
+        cross_entropy_objective,
+        settings,
+        learning_rate=1e-12,
+        generator=seeded(),
+    )
+    still, weights = P.params_of(network())["3.weight"], P.params_of(model)["3.weight"]
+    assert torch.allclose(weights, still, rtol=0, atol=1e-9)
+
+
+def test_the_risk_of_an_epoch_is_the_mean_over_its_batches() -> None:
+    """The total is minimised, the risk reported: batches of 2, 2 and 2 with risks 1, 2 and 6."""
+    risks = iter([1.0, 2.0, 6.0])
+
+    def objective(model: nn.Module, batch: Batch) -> Loss:
+        return Loss(model(batch.inputs).sum(), risk=tensor(next(risks)))
+
+    fitted = fit(
+        nn.Linear(4, 3),
+        6,
+        plain_feed(points(6), CPU, seeded()),
+        objective,
+        TrainingSettings(batch_size=2),
+        learning_rate=0.1,
+        generator=seeded(),
+    )
+    assert list(fitted.epoch_risks) == [3]
+
+
+def test_samples_of_removed_data_are_counted() -> None:
+    """Two steps of 3 remaining and 2 removed samples: 10 samples processed."""
+    examples = points(6)
+
+    def feed(positions: Tensor) -> Batch:
+        inputs, labels = examples.batch(positions)
+        return Batch(inputs, labels, removed=(inputs[:2], labels[:2]))
+
+    fitted = fit(
+        nn.Linear(4, 3),
+        6,
+        feed,
+        cross_entropy_objective,
+        TrainingSettings(batch_size=3),
+        learning_rate=0.1,
+        generator=seeded(),
+    )
+    assert (fitted.steps, fitted.samples) == (2, 10)
+
+
+def test_only_the_generator_orders_the_samples() -> None:
+    settings = TrainingSettings(batch_size=4, local_epochs=2)
+    torch.manual_seed(0)
+    first = positions_seen(12, settings, seeded(3))
+    torch.manual_seed(1)
+    assert positions_seen(12, settings, seeded(3)) == first
+    assert positions_seen(12, settings, seeded(4)) != first
+    assert first[:3] != first[3:], "each epoch has an order of its own"
+
+
+def test_fit_draws_no_global_random_number() -> None:
+    examples, model = points(12), network()
+    before = torch.random.get_rng_state()
+    fit(
+        model,
+        12,
+        plain_feed(examples, CPU, seeded()),
+        cross_entropy_objective,
+        TrainingSettings(batch_size=4),
+        learning_rate=0.1,
+        generator=seeded(),
+    )
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"),
+    [
+        (9, 4, [4, 5]),
+        (10, 4, [4, 4, 2]),
+        (8, 4, [4, 4]),
+        (5, 4, [5]),
+        (4, 4, [4]),
+        (3, 4, [3]),
+        (1, 4, [1]),
+    ],
+)
+def test_a_single_left_over_sample_joins_the_batch_before(
+    count: int, size: int, sizes: list[int]
+) -> None:
+    """BatchNorm cannot train on one sample. Every sample is still seen once an epoch."""
+    seen = positions_seen(count, TrainingSettings(batch_size=size), seeded())
+    assert [len(batch) for batch in seen] == sizes
+    assert sorted(position for batch in seen for position in batch) == list(range(count))
+
+
+def test_a_left_over_sample_trains_with_batch_norm() -> None:
+    fitted = fit(
+        network(),
+        9,
+        plain_feed(points(9), CPU, seeded()),
+        cross_entropy_objective,
+        TrainingSettings(batch_size=4),
+        learning_rate=0.1,
+        generator=seeded(),
+    )
+    assert (fitted.steps, fitted.samples) == (2, 9)
+
+
+def test_stop_ends_the_training_early() -> None:
+    """It is asked after each epoch, with all risks so far, and its first yes ends it."""
+    asked: list[list[float]] = []
+
+    def stop(risks: Sequence[float]) -> bool:
+        asked.append(list(risks))
+        return len(risks) == 3
+
+    fitted = fit(
+        nn.Linear(4, 3),
+        8,
+        plain_feed(points(8), CPU, seeded()),
+        cross_entropy_objective,
+        TrainingSettings(batch_size=4, local_epochs=10),
+        learning_rate=0.1,
+        generator=seeded(),
+        stop=stop,
+    )
+    assert [len(risks) for risks in asked] == [1, 2, 3]
+    assert list(fitted.epoch_risks) == asked[-1]
+    assert (fitted.steps, fitted.samples) == (6, 24)
+
+
+@pytest.mark.parametrize(("bad", "word"), [(math.nan, "nan"), (math.inf, "inf")])
+def test_a_loss_that_is_not_finite_is_an_error(bad: float, word: str) -> None:
+    """In the second epoch, and in its first batch of two."""
+    losses = iter([1.0, 1.0, bad, 1.0])
+
+    def objective(model: nn.Module, batch: Batch) -> Loss:
+        loss = model(batch.inputs).sum() * 0 + next(losses)
+        return Loss(loss, risk=torch.zeros(()))
+
+    with pytest.raises(DivergenceError, match=f"the loss became {word} in local epoch 2"):
+        fit(
+            nn.Linear(4, 3),
+            8,
+            plain_feed(points(8), CPU, seeded()),
+            objective,
+            TrainingSettings(batch_size=4, local_epochs=5),
+            learning_rate=0.1,
+            generator=seeded(),
+        )
+
+
+def test_fit_trains_in_training_mode() -> None:
+    model = network()
+    model.eval()
+    fit(
+        model,
+        8,
+        plain_feed(points(8), CPU, seeded()),
+        cross_entropy_objective,
+        TrainingSettings(batch_size=4),
+        learning_rate=0.1,
+        generator=seeded(),
+    )
+    assert P.params_of(model)["1.num_batches_tracked"].item() == 2
+
+
+# Feeds.
+
+
+def read(feed: Feed, positions: list[int]) -> Batch:
+    return feed(tensor(positions))
+
+
+def test_plain_feed_gives_inputs_and_labels_in_order() -> None:
+    examples = points(5)
+    batch = read(plain_feed(examples, CPU, seeded()), [3, 0])
+    assert torch.equal(batch.inputs, examples.images[[3, 0]])
+    assert torch.equal(batch.labels, examples.labels[[3, 0]])
+    assert batch.teacher_logits is None
+    assert batch.removed is None
+
+
+def test_plain_feed_transforms_inputs_with_its_generator() -> None:
+    examples, generator = points(5), seeded(1)
+
+    def add_noise(inputs: Tensor, generator: torch.Generator) -> Tensor:
+        return inputs + torch.rand(inputs.shape, generator=generator)
+
+    batch = read(plain_feed(examples, CPU, generator, add_noise), [1, 2])
+    noise = torch.rand(2, 4, generator=seeded(1))
+    assert torch.equal(batch.inputs, examples.images[[1, 2]] + noise)
+    assert torch.equal(batch.labels, examples.labels[[1, 2]])
+
+
+def test_cross_entropy_objective() -> None:
+    """Logits 0 over three classes: ln 3, as loss and as risk."""
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    loss = cross_entropy_objective(model, Batch(torch.ones(2, 4), tensor([0, 2])))
+    assert loss.total.item() == pytest.approx(math.log(3), abs=1e-6)
+    assert loss.risk.item() == loss.total.item()
+
+
+# predict.
+
+
+def test_predict_is_in_order_and_complete() -> None:
+    """Seven samples in batches of 3: row i is what the model says of sample i alone."""
+    examples, model = points(7), nn.Linear(4, 3)
+    logits = predict(model, examples, batch_size=3)
+    assert logits.shape == (7, 3)
+    for position in range(7):
+        alone = model(examples.images[position : position + 1])[0]
+        assert torch.allclose(logits[position], alone, atol=1e-6)
+
+
+def test_predict_is_in_evaluation_mode() -> None:
+    """Dropout is off, BatchNorm reads its running statistics and does not write them."""
+    examples = points(9)
+    model = nn.Sequential(network(), nn.Dropout(0.5))
+    model.train()
+    before = P.digest(P.params_of(model))
+    first, second = predict(model, examples), predict(model, examples, batch_size=2)
+    assert torch.allclose(first, second, atol=1e-6)
+    model.eval()
+    assert torch.allclose(first, model(examples.images), atol=1e-6)
+    assert P.digest(P.params_of(model)) == before
+
+
+def test_predict_keeps_no_gradients() -> None:
+    logits = predict(network(), points(4))
+    assert not logits.requires_grad
+    assert logits.dtype == torch.float32
+
+
+# LocalWorkspace.
+
+
+def test_a_workspace_builds_one_model_for_each_role_and_loads_it() -> None:
+    built: list[nn.Module] = []
+
+    def factory() -> nn.Module:
+        built.append(network(len(built)))
+        return built[-1]
+
+    workspace = LocalWorkspace(factory)
+    one, two = P.params_of(network(8)), P.params_of(network(9))
+    student = workspace.load("student", one)
+    teacher = workspace.load("teacher", two)
+    assert student is not teacher
+    assert P.digest(P.params_of(student)) == P.digest(one)
+    assert workspace.load("student", two) is student
+    assert P.digest(P.params_of(student)) == P.digest(two)
+    assert len(built) == 2
+
+
+def test_a_workspace_copies_what_it_loads_and_draws_no_number() -> None:
+    params = P.params_of(network())
+    before, state = P.digest(params), torch.random.get_rng_state()
+    model = LocalWorkspace(lambda: nn.Sequential(*network().children())).load("student", params)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    with torch.no_grad():
+        for t in model.parameters():
+            t.zero_()
+    assert P.digest(params) == before
+
+
+def test_building_a_model_leaves_the_callers_random_numbers_alone() -> None:
+    params = P.params_of(nn.Linear(4, 3))
+    state = torch.random.get_rng_state()
+    LocalWorkspace(lambda: nn.Linear(4, 3)).load("student", params)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# Settings.
+
+
+class InnerSettings(Settings):
+    """Nested."""
+
+    depth: int = 1
+    """How deep."""
+
+
+class OuterSettings(Settings):
+    """A table with a table in it."""
+
+    name: Literal["one", "two"] = "one"
+    """Which."""
+    inner: InnerSettings = InnerSettings()
+    """Nested."""
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "words"),
+    [
+        ({"rounds": 0}, "", ["rounds: ", "greater than or equal to 1", "(got 0)"]),
+        ({"rounds": 0}, "training", ["training.rounds: ", "(got 0)"]),
+        ({"learning_rate": -0.5}, "training", ["training.learning_rate: ", "(got -0.5)"]),
+        ({"learning_rate": math.inf}, "", ["learning_rate: ", "finite", "(got inf)"]),
+        ({"learning_rate": math.nan}, "", ["learning_rate: ", "(got nan)"]),
+        ({"momentum": 1.0}, "", ["momentum: ", "less than 1", "(got 1.0)"]),
+        ({"quorum": 0}, "", ["quorum: ", "greater than 0", "(got 0)"]),
+        ({"batch_size": "many"}, "", ["batch_size: ", "integer", "(got 'many')"]),
+        ({"schedule": "cosin"}, "", ["schedule: ", "'cosine'", "(got 'cosin')"]),
+        ({"batch_size": 2.5}, "", ["batch_size: ", "(got 2.5)"]),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_field_and_value(
+    values: dict[str, object], where: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainingSettings.parse(values, where)
+    message = str(caught.value)
+    assert message.startswith(words[0])
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "near"),
+    [
+        ("learning_rat", "", "learning_rate"),
+        ("learningrate", "training", "training.learning_rate"),
+        ("batchsize", "training", "training.batch_size"),
+        ("round", "", "rounds"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest_one(name: str, where: str, near: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainingSettings.parse({name: 1}, where)
+    full = f"{where}.{name}" if where else name
+    assert str(caught.value) == (
+        f"Unknown setting {full!r}. Did you mean {near!r}? "
+        "docs/configuration.md lists all settings."
+    )
+
+
+@pytest.mark.parametrize("where", ["", "training", "methods.goldfish"])
+def test_a_name_that_is_near_to_none_suggests_none(where: str) -> None:
+    """The table's name, which all settings share, makes no name near to another."""
+    with pytest.raises(ConfigError) as caught:
+        TrainingSettings.parse({"zzz": 1}, where)
+    assert "Did you mean" not in str(caught.value)
+
+
+def test_every_wrong_setting_has_a_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainingSettings.parse({"rounds": 0, "momentum": 2, "shard": 1}, "training")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert [line for line in lines if "training.rounds" in line]
+    assert [line for line in lines if "training.momentum" in line]
+    assert [line for line in lines if "Did you mean 'training.shards'?" in line]
+
+
+def test_describe_names_nested_settings_in_full() -> None:
+    with pytest.raises(ValidationError) as caught:
+        OuterSettings.model_validate({"name": "three", "inner": {"depth": "x", "deph": 2}})
+    lines = describe(caught.value, OuterSettings, "table").splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("table.name: ")
+    assert "(got 'three')" in lines[0]
+    assert lines[1].startswith("table.inner.depth: ")
+    assert "(got 'x')" in lines[1]
+    assert lines[2].startswith(
+        "Unknown setting 'table.inner.deph'. Did you mean 'table.inner.depth'?"
+    )
+
+
+def test_describe_without_a_table() -> None:
+    with pytest.raises(ValidationError) as caught:
+        OuterSettings.model_validate({"inner": {"deph": 2}})
+    message = describe(caught.value, OuterSettings)
+    assert message.startswith("Unknown setting 'inner.deph'. Did you mean 'inner.depth'?")
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = TrainingSettings()
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.rounds = 3  # type: ignore[misc]
+
+
+def test_settings_come_back_out_of_a_task() -> None:
+    """A task holds the settings of others as well, and those of its own."""
+    settings = TrainingSettings(rounds=7, schedule="step", augment=True, momentum=0.25)
+    task = {**settings.to_task(), "phase": "origin", "round": 3}
+    assert TrainingSettings.from_task(task) == settings
+    assert all(isinstance(value, int | float | str | bool) for value in settings.to_task().values())
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for name, field in TrainingSettings.model_fields.items():
+        assert field.description, name
+
+
+def test_the_schedule_begins_at_the_setting() -> None:
+    for schedule in ("constant", "cosine", "step"):
+        settings = TrainingSettings.parse({"schedule": schedule, "learning_rate": 0.3})
+        assert learning_rate_at(settings, 1, 10) == 0.3
