@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.types import Examples, ModelFactory, Params, Scalar
 
+MEMBERS = "members."
+"""How the names of an ensemble's parameters begin."""
+
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -107,6 +110,8 @@ class TrainingSettings(Settings):
     """Shards of each client's data, each with a model of its own (the paper's tau)."""
     shard_mode: Literal["shared", "isolated"] = "shared"
     """Shared: shards start each round from the global model, as in the paper. Isolated: never."""
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the clients that take part in a round, drawn anew for each."""
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the asked clients that must answer; below it the round is an error."""
 
@@ -170,10 +175,12 @@ def fit(
     learning_rate: float,
     generator: torch.Generator,
     stop: Callable[[Sequence[float]], bool] | None = None,
+    max_steps: int | None = None,
 ) -> Fitted:
     """Train ``model`` in place with SGD; the order of the samples comes from ``generator``.
 
-    ``stop`` is asked after each epoch with the mean risks so far and ends the training early.
+    ``stop`` is asked after each epoch with the mean risks so far and ends the training early, as
+    does having taken ``max_steps`` steps.
     A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
     """
     optimizer = torch.optim.SGD(
@@ -190,6 +197,8 @@ def fit(
     for epoch in range(1, settings.local_epochs + 1):
         total, risk = torch.zeros(2, device=device)
         batches = _batches(num_examples, settings.batch_size, generator)
+        if max_steps is not None:
+            batches = batches[: max_steps - steps]
         for positions in batches:
             batch = feed(positions)
             optimizer.zero_grad()
@@ -203,7 +212,7 @@ def fit(
         if not torch.isfinite(total):
             raise DivergenceError(f"the loss became {total.item()} in local epoch {epoch}")
         epoch_risks.append(risk.item() / len(batches))
-        if stop is not None and stop(epoch_risks):
+        if steps == max_steps or (stop is not None and stop(epoch_risks)):
             break
     return Fitted(epoch_risks, steps, samples)
 
@@ -251,6 +260,34 @@ def predict(model: nn.Module, examples: Examples, batch_size: int = 200) -> Tens
     return torch.cat([model(examples.batch(b)[0].to(device)).float().cpu() for b in batches])
 
 
+class Ensemble(nn.Module):
+    """Several models that predict together: the logarithm of their mean probabilities."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits whose softmax is the mean of the members' softmax vectors."""
+        logs = torch.stack([F.log_softmax(member(inputs), dim=-1) for member in self.members])
+        return torch.logsumexp(logs, dim=0) - math.log(len(self.members))
+
+
+def join(models: Sequence[Params]) -> Params:
+    """Return the parameters of an :class:`Ensemble` of these models."""
+    return {
+        f"{MEMBERS}{place}.{name}": t
+        for place, params in enumerate(models)
+        for name, t in params.items()
+    }
+
+
+def count_members(params: Params) -> int:
+    """Return how many models an ensemble's parameters hold; 0 for a single model."""
+    places = {n.split(".")[1] for n in params if n.startswith(MEMBERS)}
+    return len(places)
+
+
 class LocalWorkspace:
     """The models of one worker: built once for each role, then loaded again and again."""
 
@@ -260,11 +297,14 @@ class LocalWorkspace:
         self._modules: dict[str, nn.Module] = {}
 
     def load(self, role: str, params: Params) -> nn.Module:
-        """Return the module for ``role``, holding ``params``."""
-        if role not in self._modules:
+        """Return the module for ``role``, holding ``params``: one model, or an ensemble."""
+        members = count_members(params)
+        key = f"{role}/{members}"
+        if key not in self._modules:
             # Its initial weights are not used: the caller's random numbers stay as they are.
             with torch.random.fork_rng(devices=[]):
-                self._modules[role] = self._factory().to(self._device)
-        module = self._modules[role]
+                built = [self._factory() for _ in range(members or 1)]
+            self._modules[key] = (Ensemble(built) if members else built[0]).to(self._device)
+        module = self._modules[key]
         module.load_state_dict(dict(params))
         return module

@@ -126,7 +126,19 @@ class Round:
     failures: Sequence[Failure]
     bytes_sent: int
     final: bool = False
-    """The method ended here before its round limit (the round-level stop)."""
+    """The method ended here (the round-level stop, or it needs no more rounds)."""
+    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    """What the method must remember to go on after this round."""
+
+
+@dataclass(frozen=True)
+class HistoryEntry:
+    """What the server kept of one round of the original training."""
+
+    index: int
+    start: Params
+    """The global model that the round started from."""
+    updates: Sequence[Update]
 
 
 class Workspace(Protocol):

@@ -7,7 +7,7 @@ rounds one by one to a caller that wants to look at each.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,19 @@ from torch.utils.data import Dataset
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, unknown
 from goldfish.evaluation import Cost, Scores, round_cost, score
-from goldfish.methods import Method, Plan, method_named, ordinary
+from goldfish.methods import Method, Plan, method_named, ordinary, refuse_unhandled
 from goldfish.models import fresh_params
 from goldfish.params import num_bytes
 from goldfish.training import LocalWorkspace, Settings, TrainingSettings, predict
-from goldfish.types import DeletionRequest, Examples, Failure, Federation, Params, Round
+from goldfish.types import (
+    DeletionRequest,
+    Examples,
+    Failure,
+    Federation,
+    HistoryEntry,
+    Params,
+    Round,
+)
 from goldfish.unlearning.extension import ServerTest
 
 
@@ -46,6 +54,10 @@ class Trained:
     seed: int
     rounds: Sequence[RoundRecord] = ()
     phase: str = "origin"
+    history: Mapping[int, HistoryEntry] = field(default_factory=dict)
+    """The rounds that were kept for methods that need them."""
+    method: str | None = None
+    """The method whose own training this was; None for ordinary training."""
 
     @property
     def model(self) -> nn.Module:
@@ -84,18 +96,34 @@ def train(
     *,
     test: Examples | Dataset[Any] | None = None,
     seed: int = 0,
+    keep_for: Sequence[str] = (),
+    method: str | Method | None = None,
     **settings: Any,
 ) -> Trained:
     """Train the federation's model from newly initialised weights.
 
     ``settings`` are those of :class:`TrainingSettings`: ``rounds``, ``learning_rate``,
     ``local_epochs``, ``shards`` and so on. With a ``test`` set every round is scored.
+    ``keep_for`` names methods that need updates of this training kept (``fed-eraser``); ``method``
+    is one that has a training of its own (``sisa``), whose settings may be given too.
     """
-    checked = TrainingSettings.parse(settings)
     scored = None if test is None else as_examples(test)
+    if method is not None:
+        chosen = method_named(method) if isinstance(method, str) else method
+        checked, own = _divide(settings, TrainingSettings(), chosen)
+        if chosen.prepare is None:
+            raise ConfigError(f"{chosen.name} has no training of its own: leave method out.")
+        plan = training_plan(federation, checked, seed, scored, phase=f"{chosen.name}-training")
+        rounds, params, _ = _collect(plan, chosen.prepare(plan, own), scored)
+        return Trained(federation, params, checked, seed, rounds, plan.phase, method=chosen.name)
+    checked = TrainingSettings.parse(settings)
     plan = training_plan(federation, checked, seed, scored)
-    rounds, params = _collect(plan, ordinary.train(plan, plan.fresh), scored)
-    return Trained(federation, params, checked, seed, rounds)
+    kept = set()
+    for name in keep_for:
+        needed = method_named(name)
+        kept.update(needed.kept_rounds(needed.settings(), checked.rounds))
+    rounds, params, history = _collect(plan, ordinary.train(plan, plan.fresh), scored, kept)
+    return Trained(federation, params, checked, seed, rounds, history=history)
 
 
 def unlearn(
@@ -122,13 +150,14 @@ def unlearn(
     plan = unlearning_plan(
         trained,
         requests,
-        phase=chosen.name,
+        chosen,
+        own,
         training=training,
         rounds=training.rounds if rounds is None else rounds,
         test=scored,
         seed=trained.seed if seed is None else seed,
     )
-    records, params = _collect(plan, chosen.unlearn(plan, own), scored)
+    records, params, _ = _collect(plan, chosen.unlearn(plan, own), scored)
     return Unlearned(trained.federation, chosen.name, params, records, chosen.notes(plan, own))
 
 
@@ -137,31 +166,30 @@ def training_plan(
     settings: TrainingSettings,
     seed: int = 0,
     test: Examples | None = None,
-    last: tuple[int, Params] | None = None,
+    phase: str = "origin",
 ) -> Plan:
     """Return what :func:`goldfish.methods.ordinary.train` needs."""
     return Plan(
-        phase="origin",
+        phase=phase,
         federation=federation,
         training=settings,
         rounds=settings.rounds,
         seed=seed,
         fresh=fresh_params(federation.model, seed, "initial"),
         server=None if test is None else ServerTest(federation.model, test),
-        last=last,
     )
 
 
 def unlearning_plan(
     trained: Trained,
     requests: Sequence[DeletionRequest],
+    method: Method,
+    own: Settings,
     *,
-    phase: str,
     training: TrainingSettings,
     rounds: int,
     seed: int,
     test: Examples | None = None,
-    last: tuple[int, Params] | None = None,
 ) -> Plan:
     """Return what a method's ``unlearn`` needs: the same for every method of a comparison."""
     federation = trained.federation
@@ -173,8 +201,20 @@ def unlearning_plan(
         if request.client_id not in federation.client_ids:
             hint = f"The federation has {len(federation.client_ids)} clients."
             raise ConfigError(unknown("client", request.client_id, federation.client_ids, hint))
+    refuse_unhandled(method, requests)
+    if method.prepare is not None and trained.method != method.name:
+        raise ConfigError(
+            f"{method.name} has a training of its own: train with "
+            f"goldfish.train(..., method={method.name!r})."
+        )
+    needed = method.kept_rounds(own, trained.settings.rounds)
+    if not set(needed) <= set(trained.history):
+        raise ConfigError(
+            f"{method.name} needs client updates that were not kept: train with "
+            f"goldfish.train(..., keep_for=[{method.name!r}])."
+        )
     return Plan(
-        phase=phase,
+        phase=method.name,
         federation=federation,
         training=training,
         rounds=rounds,
@@ -183,8 +223,8 @@ def unlearning_plan(
         requests=tuple(requests),
         original=trained.params,
         original_phase=trained.phase,
+        history={index: trained.history[index] for index in needed},
         server=None if test is None else ServerTest(federation.model, test),
-        last=last,
     )
 
 
@@ -210,13 +250,19 @@ def bytes_kept(federation: Federation, phase: str) -> int:
 
 
 def _collect(
-    plan: Plan, rounds: Iterator[Round], test: Examples | None
-) -> tuple[list[RoundRecord], Params]:
+    plan: Plan,
+    rounds: Iterator[Round],
+    test: Examples | None,
+    kept: Collection[int] = (),
+) -> tuple[list[RoundRecord], Params, dict[int, HistoryEntry]]:
     records = []
+    history = {}
     params = plan.fresh
     device = "cpu" if test is None else test.labels.device
     workspace = LocalWorkspace(plan.federation.model, device)
     for this, seconds in timed(rounds):
+        if this.index in kept:
+            history[this.index] = HistoryEntry(this.index, params, this.updates)
         params = this.params
         cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
         scores = None
@@ -224,7 +270,7 @@ def _collect(
             logits = predict(workspace.load("test", params), test)
             scores = score(logits, test.labels.cpu(), logits.shape[-1])
         records.append(RoundRecord(this.index, cost, this.failures, scores))
-    return records, params
+    return records, params, history
 
 
 def _divide(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import TensorExamples
+from goldfish.methods.retrain import RetrainSettings
 from goldfish.models import fresh_params
 from goldfish.types import Client, DeletionRequest
 from goldfish.workflow import unlearning_plan
@@ -72,7 +73,8 @@ def test_every_weight_and_buffer_is_new(guarded: tuple[goldfish.Trained, Guarded
     plan = unlearning_plan(
         trained,
         [REQUEST],
-        phase="retrain",
+        goldfish.METHODS["retrain"],
+        RetrainSettings(),
         training=trained.settings,
         rounds=1,
         seed=trained.seed,

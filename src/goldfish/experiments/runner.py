@@ -64,7 +64,8 @@ def run_experiment(
         plan = unlearning_plan(
             trained,
             scenario.requests,
-            phase=name,
+            method,
+            settings,
             training=config.unlearning_training,
             rounds=config.unlearning.rounds,
             seed=config.seed,
@@ -103,7 +104,7 @@ def _run_phase(
     plan.federation.restore(_merge(states or {}, kept))
     yield Progress(plan.phase, done, plan.rounds, records[-1] if records else {})
     if checkpoint is None or not checkpoint.final:
-        last = (done, params) if checkpoint else None
+        last = Round(done, params, (), (), 0, memo=checkpoint.memo) if checkpoint else None
         for this, seconds in timed(begin(replace(plan, last=last))):
             params, kept = this.params, _own(plan)
             cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
@@ -117,7 +118,7 @@ def _run_phase(
             }
             records.append(record)
             final = this.final or this.index == plan.rounds
-            run.save(plan.phase, Checkpoint(this.index, params, kept, final), record)
+            run.save(plan.phase, Checkpoint(this.index, params, kept, final, this.memo), record)
             yield Progress(plan.phase, this.index, plan.rounds, record)
     return Outcome(params, records, kept)
 

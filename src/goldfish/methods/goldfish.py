@@ -42,11 +42,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         plan,
         STEPS,
         "goldfish",
-        {
-            **plan.training.to_task(),
-            **settings.to_task(),
-            "original_phase": plan.original_phase,
-        },
+        {**plan.training.to_task(), **settings.to_task()},
         start=plan.fresh,
         constants={"teacher": plan.original},
         adaptive=settings.adaptive_weights,
@@ -60,7 +56,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
             "round_stop off."
         )
     target = plan.server.score(plan.original).loss + settings.delta
-    if plan.last is not None and plan.server.score(plan.last[1]).loss <= target:
+    if plan.last is not None and plan.server.score(plan.last.params).loss <= target:
         return
     for this in rounds:
         reached = plan.server.score(this.params).loss <= target

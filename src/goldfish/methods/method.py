@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
 
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
 from goldfish.params import all_finite, num_bytes, weighted_mean
+from goldfish.randomness import generator
 from goldfish.training import Settings, TrainingSettings
 from goldfish.types import (
     ClientStep,
     DeletionRequest,
     Federation,
+    HistoryEntry,
     Params,
     Round,
     RoundReplies,
@@ -20,6 +26,12 @@ from goldfish.types import (
     Update,
 )
 from goldfish.unlearning.extension import ServerTest, adaptive_weights
+
+Kind: TypeAlias = Literal["retraining", "update adjustment"]
+Guarantee: TypeAlias = Literal["exact", "approximate", "bounded"]
+Deletion: TypeAlias = Literal["samples", "class", "client"]
+
+ALL_DELETIONS: frozenset[Deletion] = frozenset({"samples", "class", "client"})
 
 
 @dataclass(frozen=True)
@@ -42,9 +54,11 @@ class Plan:
     """The model to unlearn from; None in the original training."""
     original_phase: str = "origin"
     """Under which name the clients keep what that model's training left them."""
+    history: Mapping[int, HistoryEntry] = field(default_factory=dict)
+    """Those rounds of the original training that the method asked to be kept."""
     server: ServerTest | None = None
-    last: tuple[int, Params] | None = None
-    """The last finished round and its model, when the phase goes on after an interruption."""
+    last: Round | None = None
+    """The last finished round, when the phase goes on after an interruption."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +70,118 @@ class Method:
     settings: type[Settings]
     steps: Mapping[str, ClientStep]
     unlearn: Callable[[Plan, Settings], Iterator[Round]]
+    kind: Kind = "retraining"
+    """The two kinds that the paper tells apart."""
+    guarantee: Guarantee = "approximate"
+    """Exact: the distribution of retraining. Bounded: within a stated distance of it."""
+    deletions: frozenset[Deletion] = ALL_DELETIONS
+    """What it can remove; anything else is refused."""
+    source: str = ""
+    """The paper that it comes from."""
+    keeps: str = "nothing"
+    """What is kept during the original training, in words."""
+    kept_rounds: Callable[[Settings, int], Sequence[int]] = lambda _settings, _rounds: ()
+    """Of which training rounds the server must keep every client's update."""
+    prepare: Callable[[Plan, Settings], Iterator[Round]] | None = None
+    """The method's own training, when it cannot start from an ordinary one."""
     notes: Callable[[Plan, Settings], Sequence[str]] = lambda _plan, _settings: ()
     """What a reader of the result must know, in sentences."""
+
+
+def deletion_kind(request: DeletionRequest) -> Deletion:
+    """Return what a request removes."""
+    if request.sample_ids is not None:
+        return "samples"
+    return "client" if request.class_label is None else "class"
+
+
+def refuse_unhandled(method: Method, requests: Sequence[DeletionRequest]) -> None:
+    """Raise when a method cannot remove what is asked."""
+    for request in requests:
+        kind = deletion_kind(request)
+        if kind not in method.deletions:
+            able = ", ".join(sorted(method.deletions))
+            raise ConfigError(
+                f"{method.name} cannot remove what {request.client_id} asks for (kind: {kind}); it "
+                f"handles: {able}. 'goldfish methods' says what the others handle."
+            )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A round's answers: the updates that count, and what the round cost to ask."""
+
+    index: int
+    updates: Sequence[Update]
+    replies: RoundReplies
+    bytes_sent: int
+
+    def finish(
+        self, params: Params, *, final: bool = False, memo: Mapping[str, Scalar] | None = None
+    ) -> Round:
+        """Return the finished round with its new global model."""
+        return Round(
+            self.index,
+            params,
+            self.replies.updates,
+            self.replies.failures,
+            self.bytes_sent,
+            final,
+            memo or {},
+        )
+
+
+def members(plan: Plan, index: int) -> list[str]:
+    """Return the clients of a round: a share of those that did not leave with all of their data."""
+    gone = {r.client_id for r in plan.requests if deletion_kind(r) == "client"}
+    staying = [c for c in plan.federation.client_ids if c not in gone]
+    count = math.ceil(plan.training.participation * len(staying))
+    order = torch.randperm(len(staying), generator=generator(plan.seed, "participation", index))
+    chosen = set(order[:count].tolist())
+    return [client_id for place, client_id in enumerate(staying) if place in chosen]
+
+
+def ask(
+    plan: Plan,
+    steps: Mapping[str, ClientStep],
+    step: str,
+    index: int,
+    params: Params,
+    config: Mapping[str, Scalar],
+    *,
+    constants: Mapping[str, Params] | None = None,
+    clients: Sequence[str] | None = None,
+) -> Asked:
+    """Let clients run ``step`` on ``params``; raise when too few answer, or with nonsense."""
+    tasks = [
+        Task(
+            client_id=client_id,
+            step=step,
+            arrays={"model": params},
+            constants=constants or {},
+            config={
+                **config,
+                "phase": plan.phase,
+                "original_phase": plan.original_phase,
+                "round": index,
+                "last_round": plan.rounds,
+                "seed": plan.seed,
+            },
+            requests=[r for r in plan.requests if r.client_id == client_id],
+        )
+        for client_id in (members(plan, index) if clients is None else clients)
+    ]
+    replies = plan.federation.run(tasks, steps)
+    updates = _check(replies, len(tasks), index, plan)
+    return Asked(index, updates, replies, _bytes_sent(tasks, replies, first=index == 1))
+
+
+def average(updates: Sequence[Update], server: ServerTest | None = None) -> Params:
+    """Return the mean of the updates: by number of samples, or by error on the server's test."""
+    weights = [float(u.num_examples) for u in updates]
+    if server is not None:
+        weights = adaptive_weights([server.score(u.params).mse for u in updates])
+    return weighted_mean((u.params for u in updates), weights)
 
 
 def federated_rounds(
@@ -70,42 +194,17 @@ def federated_rounds(
     constants: Mapping[str, Params] | None = None,
     adaptive: bool = False,
 ) -> Iterator[Round]:
-    """Yield rounds in which every remaining client runs ``step`` and the server averages.
-
-    A client whose whole data is to be removed is not asked.
-    """
+    """Yield rounds in which clients run ``step`` on the global model and the server averages."""
     if adaptive and plan.server is None:
         raise ConfigError(
             "Adaptive weights (equation 12) measure clients on the server's test set: pass one "
             "(test=...), or switch them off (adaptive_weights = false, aggregation = 'size')."
         )
-    gone = {r.client_id for r in plan.requests if r.sample_ids is None and r.class_label is None}
-    members = [c for c in plan.federation.client_ids if c not in gone]
-    done, params = plan.last or (0, start)
-    for index in range(done + 1, plan.rounds + 1):
-        tasks = [
-            Task(
-                client_id=client_id,
-                step=step,
-                arrays={"model": params},
-                constants=constants or {},
-                config={
-                    **config,
-                    "phase": plan.phase,
-                    "round": index,
-                    "last_round": plan.rounds,
-                    "seed": plan.seed,
-                },
-                requests=[r for r in plan.requests if r.client_id == client_id],
-            )
-            for client_id in members
-        ]
-        replies = plan.federation.run(tasks, steps)
-        updates = _check(replies, len(tasks), index, plan)
-        weights = _weights(updates, plan.server if adaptive else None)
-        params = weighted_mean((u.params for u in updates), weights)
-        sent = _bytes_sent(tasks, replies, first=index == 1)
-        yield Round(index, params, replies.updates, replies.failures, sent)
+    params = plan.last.params if plan.last else start
+    for index in range(plan.last.index + 1 if plan.last else 1, plan.rounds + 1):
+        asked = ask(plan, steps, step, index, params, config, constants=constants)
+        params = average(asked.updates, plan.server if adaptive else None)
+        yield asked.finish(params)
 
 
 def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Update]:
@@ -136,12 +235,6 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
                 f"(now {plan.training.learning_rate:g})."
             )
     return updates
-
-
-def _weights(updates: Sequence[Update], server: ServerTest | None) -> list[float]:
-    if server is None:
-        return [float(u.num_examples) for u in updates]
-    return adaptive_weights([server.score(u.params).mse for u in updates])
 
 
 def _bytes_sent(tasks: Sequence[Task], replies: RoundReplies, *, first: bool) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from goldfish.errors import StoreError
 from goldfish.store.files import write_whole
-from goldfish.types import Params
+from goldfish.types import Params, Scalar
 
 STATE = "state:"
 
@@ -30,6 +30,8 @@ class Checkpoint:
     """What each client keeps: client id, then key, then parameters."""
     final: bool = False
     """The phase ended with this round."""
+    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    """What the method must remember to go on."""
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
@@ -43,8 +45,8 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
                 # A copy: two keys may hold the same tensor, which safetensors refuses.
                 tensors[STATE + json.dumps([client_id, key, name])] = t.contiguous().clone()
     # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
-    about = json.dumps({"round": checkpoint.round, "final": checkpoint.final})
-    write_whole(path, save(tensors, {"goldfish": about}))
+    about = {"round": checkpoint.round, "final": checkpoint.final, "memo": dict(checkpoint.memo)}
+    write_whole(path, save(tensors, {"goldfish": json.dumps(about)}))
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -63,10 +65,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
                     kept[inner] = file.get_tensor(name)
                 else:
                     params[name] = file.get_tensor(name)
-        index, final = int(about["round"]), bool(about["final"])
+        index, final, memo = int(about["round"]), bool(about["final"]), dict(about["memo"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoreError(
             f"{path} cannot be read as a checkpoint ({error}). Delete it: the run then starts "
             "this phase again."
         ) from error
-    return Checkpoint(index, params, states, final)
+    return Checkpoint(index, params, states, final, memo)
