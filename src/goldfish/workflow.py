@@ -118,7 +118,7 @@ def train(
         return Trained(federation, params, checked, seed, rounds, plan.phase, method=chosen.name)
     checked = TrainingSettings.parse(settings)
     plan = training_plan(federation, checked, seed, scored)
-    kept = set()
+    kept: set[int] = set()
     for name in keep_for:
         needed = method_named(name)
         kept.update(needed.kept_rounds(needed.settings(), checked.rounds))
