@@ -17,14 +17,17 @@ from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError, DivergenceError
 from goldfish.training import (
     Batch,
+    Ensemble,
     Feed,
     LocalWorkspace,
     Loss,
     Settings,
     TrainingSettings,
+    count_members,
     cross_entropy_objective,
     describe,
     fit,
+    join,
     learning_rate_at,
     plain_feed,
     predict,
@@ -322,6 +325,88 @@ def test_stop_ends_the_training_early() -> None:
     assert (fitted.steps, fitted.samples) == (6, 24)
 
 
+@pytest.mark.parametrize(
+    ("limit", "epochs", "steps", "samples"),
+    [(1, 1, 1, 4), (2, 1, 2, 8), (3, 2, 3, 12), (9, 3, 6, 24)],
+)
+def test_a_limit_of_steps_ends_the_training(
+    limit: int, epochs: int, steps: int, samples: int
+) -> None:
+    """Two steps an epoch, three epochs. An epoch that was cut short has the mean of its steps."""
+    risks = iter(range(1, 10))
+
+    def objective(model: nn.Module, batch: Batch) -> Loss:
+        return Loss(model(batch.inputs).sum(), risk=tensor(float(next(risks))))
+
+    fitted = fit(
+        nn.Linear(4, 3),
+        8,
+        plain_feed(points(8), CPU, seeded()),
+        objective,
+        TrainingSettings(batch_size=4, local_epochs=3),
+        learning_rate=0.1,
+        generator=seeded(),
+        max_steps=limit,
+    )
+    expected = {1: [1], 2: [1.5], 3: [1.5, 3], 9: [1.5, 3.5, 5.5]}[limit]
+    assert list(fitted.epoch_risks) == expected
+    assert (len(fitted.epoch_risks), fitted.steps, fitted.samples) == (epochs, steps, samples)
+
+
+def test_a_precondition_changes_the_gradients_of_a_step() -> None:
+    """Gradients set to 1, step size 1/10, no momentum, two steps: every weight falls by 2/10."""
+    model = nn.Linear(4, 3)
+    before = P.params_of(model)
+    sizes: list[int] = []
+
+    def ones(model: nn.Module, batch: Batch) -> None:
+        sizes.append(len(batch.labels))
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.fill_(1)
+
+    fit(
+        model,
+        8,
+        plain_feed(points(8), CPU, seeded()),
+        cross_entropy_objective,
+        TrainingSettings(batch_size=4, momentum=0),
+        learning_rate=0.1,
+        generator=seeded(),
+        precondition=ones,
+    )
+    assert sizes == [4, 4]
+    for name, t in P.params_of(model).items():
+        assert torch.allclose(t, before[name] - 0.2, atol=1e-6)
+
+
+def test_after_step_sees_the_stepped_model_and_ends_the_training() -> None:
+    """Its third yes-or-no is yes: in the second of three epochs, after its first step."""
+    model = nn.Linear(4, 3)
+    seen = [P.digest(P.params_of(model))]
+    losses: list[float] = []
+
+    def after_step(stepped: nn.Module, loss: Loss) -> bool:
+        assert stepped is model
+        seen.append(P.digest(P.params_of(stepped)))
+        losses.append(loss.risk.item())
+        return len(losses) == 3
+
+    fitted = fit(
+        model,
+        8,
+        plain_feed(points(8), CPU, seeded()),
+        cross_entropy_objective,
+        TrainingSettings(batch_size=4, local_epochs=3),
+        learning_rate=0.1,
+        generator=seeded(),
+        after_step=after_step,
+    )
+    assert len(set(seen)) == 4
+    assert list(fitted.epoch_risks) == pytest.approx([sum(losses[:2]) / 2, losses[2]], abs=1e-6)
+    assert (fitted.steps, fitted.samples) == (3, 12)
+
+
 @pytest.mark.parametrize(("bad", "word"), [(math.nan, "nan"), (math.inf, "inf")])
 def test_a_loss_that_is_not_finite_is_an_error(bad: float, word: str) -> None:
     """In the second epoch, and in its first batch of two."""
@@ -426,6 +511,39 @@ def test_predict_keeps_no_gradients() -> None:
     logits = predict(network(), points(4))
     assert not logits.requires_grad
     assert logits.dtype == torch.float32
+
+
+# Ensembles.
+
+
+def test_an_ensemble_predicts_the_mean_of_probabilities() -> None:
+    """(1/2, 1/4, 1/4) and (1/4, 1/4, 1/2): mean (3/8, 2/8, 3/8); the logits are its logarithm."""
+    members = [nn.Linear(4, 3), nn.Linear(4, 3)]
+    rows = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]
+    with torch.no_grad():
+        for place, (member, row) in enumerate(zip(members, rows, strict=True)):
+            member.weight.zero_()
+            member.bias.copy_(tensor(row).log() + place)
+    logits = Ensemble(members)(torch.ones(1, 4))
+    expected = [math.log(3 / 8), math.log(2 / 8), math.log(3 / 8)]
+    assert logits[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_workspace_loads_ensembles_beside_single_models() -> None:
+    one, two = P.params_of(network(1)), P.params_of(network(2))
+    joined = join([one, two])
+    assert (count_members(joined), count_members(one)) == (2, 0)
+    workspace = LocalWorkspace(network)
+    single = workspace.load("student", one)
+    ensemble = workspace.load("student", joined)
+    examples = points(5)
+    probabilities = [
+        torch.softmax(predict(workspace.load("member", params), examples), dim=1)
+        for params in (one, two)
+    ]
+    mean = torch.softmax(predict(ensemble, examples), dim=1)
+    assert torch.allclose(mean, (probabilities[0] + probabilities[1]) / 2, atol=1e-6)
+    assert workspace.load("student", one) is single
 
 
 # LocalWorkspace.

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from goldfish.errors import ConfigError, GoldfishError
@@ -85,13 +87,24 @@ def run(
     device: DeviceOption = Device.auto,
     workers: Workers = None,
     seed: Seed = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, help="Repeat with so many seeds; report the spread.")
+    ] = 1,
 ) -> None:
     """Train, delete, let each method unlearn, and write results and report to the run directory."""
     from goldfish.experiments.config import load_config
 
     loaded = load_config(config, set_ or (), seed=seed)
     place = out or Path("runs") / config.stem
-    _run(loaded, place, resume=resume, device=device, workers=workers, data_dir=data_dir)
+    _run(
+        loaded,
+        place,
+        resume=resume,
+        device=device,
+        workers=workers,
+        data_dir=data_dir,
+        seeds=seeds,
+    )
 
 
 @app.command()
@@ -106,10 +119,24 @@ def report(
 
 @app.command()
 def methods() -> None:
-    """List the unlearning methods."""
-    from goldfish.methods import METHODS
+    """Say of each unlearning method what it is, keeps, handles and promises."""
+    from goldfish.methods import METHODS, count_kept_models
+    from goldfish.models import build_model
+    from goldfish.params import num_bytes, params_of
+    from goldfish.report.formatting import size
 
-    _print_table(("method", "what it does"), ((m.name, m.summary) for m in METHODS.values()))
+    model = num_bytes(params_of(build_model("lenet5", num_classes=10, image_shape=(1, 28, 28))))
+    for method in METHODS.values():
+        kept = model * count_kept_models(method, method.settings(), 5, 20)
+        amount = f" ({size(kept)} for LeNet-5, 5 clients, 20 rounds)" if kept else ""
+        console.print(method.name, style="bold", highlight=False)
+        for text in (
+            method.summary,
+            f"{method.kind}, {method.guarantee}; removes {', '.join(sorted(method.deletions))}",
+            f"keeps {method.keeps}{amount}",
+            f"source: {method.source}",
+        ):
+            console.print(Padding(text, (0, 0, 0, 2)), highlight=False, markup=False)
 
 
 @app.command()
@@ -172,13 +199,16 @@ def _run(
     device: Device,
     workers: int | None,
     data_dir: Path | None = None,
+    seeds: int = 1,
 ) -> None:
     """Run an experiment under a progress bar, then show its result."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from goldfish.experiments.runner import run_experiment
+    from goldfish.experiments.seeds import run_seeds
 
-    steps = run_experiment(
+    repeat = run_experiment if seeds == 1 else partial(run_seeds, count=seeds)
+    steps = repeat(
         config,
         out,
         resume=resume,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -152,6 +153,9 @@ Feed: TypeAlias = Callable[[Tensor], Batch]
 Objective: TypeAlias = Callable[[nn.Module, Batch], Loss]
 """The loss of a model on a batch; has no state and draws no random numbers."""
 
+Precondition: TypeAlias = Callable[[nn.Module, Batch], None]
+"""Changes the gradients in place, between the backward pass on the batch and the step."""
+
 Transform: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
 """Augmentation of a batch of inputs."""
 
@@ -176,11 +180,14 @@ def fit(
     generator: torch.Generator,
     stop: Callable[[Sequence[float]], bool] | None = None,
     max_steps: int | None = None,
+    precondition: Precondition | None = None,
+    after_step: Callable[[nn.Module, Loss], bool] | None = None,
 ) -> Fitted:
     """Train ``model`` in place with SGD; the order of the samples comes from ``generator``.
 
     ``stop`` is asked after each epoch with the mean risks so far and ends the training early, as
-    does having taken ``max_steps`` steps.
+    does having taken ``max_steps`` steps. ``precondition`` may change the gradients before a step;
+    ``after_step`` gets the model after it, with the loss before it, and its yes ends the training.
     A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
     """
     optimizer = torch.optim.SGD(
@@ -199,20 +206,27 @@ def fit(
         batches = _batches(num_examples, settings.batch_size, generator)
         if max_steps is not None:
             batches = batches[: max_steps - steps]
+        ended, taken = False, 0
         for positions in batches:
             batch = feed(positions)
             optimizer.zero_grad()
             loss = objective(model, batch)
             loss.total.backward()
+            if precondition is not None:
+                precondition(model, batch)
             optimizer.step()
             total += loss.total.detach()
             risk += loss.risk.detach()
             samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
-        steps += len(batches)
+            taken += 1
+            ended = after_step is not None and after_step(model, loss)
+            if ended:
+                break
+        steps += taken
         if not torch.isfinite(total):
             raise DivergenceError(f"the loss became {total.item()} in local epoch {epoch}")
-        epoch_risks.append(risk.item() / len(batches))
-        if steps == max_steps or (stop is not None and stop(epoch_risks)):
+        epoch_risks.append(risk.item() / taken)
+        if ended or steps == max_steps or (stop is not None and stop(epoch_risks)):
             break
     return Fitted(epoch_risks, steps, samples)
 
@@ -288,6 +302,10 @@ def count_members(params: Params) -> int:
     return len(places)
 
 
+_building = threading.Lock()
+"""Held while a model is built: workers share torch's global generator."""
+
+
 class LocalWorkspace:
     """The models of one worker: built once for each role, then loaded again and again."""
 
@@ -302,7 +320,7 @@ class LocalWorkspace:
         key = f"{role}/{members}"
         if key not in self._modules:
             # Its initial weights are not used: the caller's random numbers stay as they are.
-            with torch.random.fork_rng(devices=[]):
+            with _building, torch.random.fork_rng(devices=[]):
                 built = [self._factory() for _ in range(members or 1)]
             self._modules[key] = (Ensemble(built) if members else built[0]).to(self._device)
         module = self._modules[key]

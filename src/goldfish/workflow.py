@@ -29,6 +29,7 @@ from goldfish.types import (
     HistoryEntry,
     Params,
     Round,
+    Scalar,
 )
 from goldfish.unlearning.extension import ServerTest
 
@@ -58,6 +59,8 @@ class Trained:
     """The rounds that were kept for methods that need them."""
     method: str | None = None
     """The method whose own training this was; None for ordinary training."""
+    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    """What the last round of the training remembered."""
 
     @property
     def model(self) -> nn.Module:
@@ -114,15 +117,17 @@ def train(
         if chosen.prepare is None:
             raise ConfigError(f"{chosen.name} has no training of its own: leave method out.")
         plan = training_plan(federation, checked, seed, scored, phase=f"{chosen.name}-training")
-        rounds, params, _ = _collect(plan, chosen.prepare(plan, own), scored)
-        return Trained(federation, params, checked, seed, rounds, plan.phase, method=chosen.name)
+        rounds, params, _, memo = _collect(plan, chosen.prepare(plan, own), scored)
+        return Trained(
+            federation, params, checked, seed, rounds, plan.phase, method=chosen.name, memo=memo
+        )
     checked = TrainingSettings.parse(settings)
     plan = training_plan(federation, checked, seed, scored)
     kept: set[int] = set()
     for name in keep_for:
         needed = method_named(name)
         kept.update(needed.kept_rounds(needed.settings(), checked.rounds))
-    rounds, params, history = _collect(plan, ordinary.train(plan, plan.fresh), scored, kept)
+    rounds, params, history, _ = _collect(plan, ordinary.train(plan, plan.fresh), scored, kept)
     return Trained(federation, params, checked, seed, rounds, history=history)
 
 
@@ -157,7 +162,7 @@ def unlearn(
         test=scored,
         seed=trained.seed if seed is None else seed,
     )
-    records, params, _ = _collect(plan, chosen.unlearn(plan, own), scored)
+    records, params, _, _ = _collect(plan, chosen.unlearn(plan, own), scored)
     return Unlearned(trained.federation, chosen.name, params, records, chosen.notes(plan, own))
 
 
@@ -190,8 +195,12 @@ def unlearning_plan(
     rounds: int,
     seed: int,
     test: Examples | None = None,
+    honoured: Sequence[DeletionRequest] = (),
 ) -> Plan:
-    """Return what a method's ``unlearn`` needs: the same for every method of a comparison."""
+    """Return what a method's ``unlearn`` needs: the same for every method of a comparison.
+
+    ``requests`` are all requests so far; ``honoured`` are those that the trained model is free of.
+    """
     federation = trained.federation
     if rounds < 1:
         raise ConfigError(f"rounds must be at least 1, not {rounds}.")
@@ -219,11 +228,13 @@ def unlearning_plan(
         training=training,
         rounds=rounds,
         seed=seed,
-        fresh=fresh_params(federation.model, seed, "fresh"),
+        fresh=fresh_params(federation.model, seed, "fresh", len(honoured)),
         requests=tuple(requests),
+        honoured=tuple(honoured),
         original=trained.params,
         original_phase=trained.phase,
-        history={index: trained.history[index] for index in needed},
+        original_memo=trained.memo,
+        history=trained.history,
         server=None if test is None else ServerTest(federation.model, test),
     )
 
@@ -254,23 +265,24 @@ def _collect(
     rounds: Iterator[Round],
     test: Examples | None,
     kept: Collection[int] = (),
-) -> tuple[list[RoundRecord], Params, dict[int, HistoryEntry]]:
+) -> tuple[list[RoundRecord], Params, dict[int, HistoryEntry], Mapping[str, Scalar]]:
     records = []
     history = {}
     params = plan.fresh
+    memo: Mapping[str, Scalar] = {}
     device = "cpu" if test is None else test.labels.device
     workspace = LocalWorkspace(plan.federation.model, device)
     for this, seconds in timed(rounds):
         if this.index in kept:
             history[this.index] = HistoryEntry(this.index, params, this.updates)
-        params = this.params
+        params, memo = this.params, this.memo
         cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
         scores = None
         if test is not None:
             logits = predict(workspace.load("test", params), test)
             scores = score(logits, test.labels.cpu(), logits.shape[-1])
         records.append(RoundRecord(this.index, cost, this.failures, scores))
-    return records, params, history
+    return records, params, history, memo
 
 
 def _divide(

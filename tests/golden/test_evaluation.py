@@ -15,6 +15,7 @@ from goldfish.evaluation import (
     jsd,
     jsd_distance,
     l2,
+    paired_p,
     score,
     welch,
 )
@@ -101,6 +102,17 @@ def test_welch_with_one_degree_of_freedom() -> None:
     assert result.statistic == pytest.approx(4)
     assert result.effect_size == pytest.approx(4)
     assert result.p == pytest.approx(1 - 2 * math.atan(4) / math.pi)
+
+
+def test_paired_p() -> None:
+    """Differences 1, 2, 3: mean 2, variance 1, t = 2 / sqrt(1/3) = sqrt(12), 2 degrees of freedom.
+
+    With 2 degrees of freedom P(|T| > t) = 1 - t / sqrt(t^2 + 2) = 1 - sqrt(12 / 14) = 0.0741799.
+    """
+    assert paired_p([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx(0.0741799, abs=1e-6)
+    assert paired_p([1.0], [2.0]) is None
+    assert paired_p([1.0, 2.0], [1.0, 2.0]) == 1
+    assert paired_p([1.0, 2.0], [0.0, 1.0]) == 0
 
 
 def test_welch_with_unequal_sizes() -> None:

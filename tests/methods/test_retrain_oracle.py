@@ -79,7 +79,7 @@ def test_every_weight_and_buffer_is_new(guarded: tuple[goldfish.Trained, Guarded
         rounds=1,
         seed=trained.seed,
     )
-    untouched = fresh_params(trained.federation.model, trained.seed, "fresh")
+    untouched = fresh_params(trained.federation.model, trained.seed, "fresh", 0)
     for name, fresh in plan.fresh.items():
         assert torch.equal(fresh, untouched[name]), name
         if name != "norm.weight" and name != "norm.bias":

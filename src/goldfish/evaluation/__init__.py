@@ -5,7 +5,15 @@ from __future__ import annotations
 from goldfish.evaluation.accuracy import Scores, score
 from goldfish.evaluation.backdoor import backdoor_success
 from goldfish.evaluation.cost import Cost, round_cost
-from goldfish.evaluation.similarity import WelchTest, confidence, jsd, jsd_distance, l2, welch
+from goldfish.evaluation.similarity import (
+    WelchTest,
+    confidence,
+    jsd,
+    jsd_distance,
+    l2,
+    paired_p,
+    welch,
+)
 
 __all__ = [
     "Cost",
@@ -16,6 +24,7 @@ __all__ = [
     "jsd",
     "jsd_distance",
     "l2",
+    "paired_p",
     "round_cost",
     "score",
     "welch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +86,25 @@ def welch(a: Tensor, b: Tensor) -> WelchTest:
         statistic=statistic,
         effect_size=difference / pooled,
     )
+
+
+def paired_p(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Return the two-sided p of a paired t-test, such as two methods under the same seeds.
+
+    None for a single pair. Where the differences do not vary, p is 1 if they are 0 and else 0.
+    """
+    from scipy.special import stdtr
+
+    if len(a) != len(b):
+        raise ConfigError(f"A paired test needs pairs, got {len(a)} and {len(b)} numbers.")
+    if len(a) < 2:
+        return None
+    pairs = zip(a, b, strict=True)
+    mean, variance = _moments(torch.tensor([x - y for x, y in pairs], dtype=torch.float64))
+    if variance == 0:
+        return 0.0 if mean else 1.0
+    statistic = mean / math.sqrt(variance / len(a))
+    return float(2 * stdtr(len(a) - 1, -abs(statistic)))
 
 
 def _moments(sample: Tensor) -> tuple[float, float]:

@@ -52,7 +52,7 @@ class ModelSettings(Settings):
     """Keyword arguments of the model."""
 
 
-class DeletionSettings(Settings):
+class Selection(Settings):
     """What is removed: exactly one of rate, clients, class_label and samples."""
 
     rate: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -63,12 +63,6 @@ class DeletionSettings(Settings):
     """A class that every client removes."""
     samples: str | None = None
     """A file with one sample id a line."""
-    backdoor_target: Annotated[int, Field(ge=0)] | None = None
-    """The removed samples carry a trigger and this label, to show whether they are gone."""
-    backdoor_source: Annotated[int, Field(ge=0)] | None = None
-    """Attack this class only (the paper's variant)."""
-    trigger_size: Count = 3
-    """Side of the trigger, in pixels."""
 
     @model_validator(mode="after")
     def _one_selection(self) -> Self:
@@ -77,6 +71,32 @@ class DeletionSettings(Settings):
         if len(given) != 1:
             got = f"{' and '.join(given)} are given" if given else "none is given"
             raise ValueError(f"say what to remove by exactly one of {', '.join(names)}; {got}")
+        return self
+
+
+class LaterDeletion(Selection):
+    """A request that arrives while the methods are at work on the one before."""
+
+    after: Count
+    """Rounds of unlearning that each method has had for the requests before this one."""
+
+
+class DeletionSettings(Selection):
+    """What is removed: exactly one of rate, clients, class_label and samples."""
+
+    clean_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Remove this share of the training set too, without a trigger, from the next client."""
+    backdoor_target: Annotated[int, Field(ge=0)] | None = None
+    """The removed samples carry a trigger and this label, to show whether they are gone."""
+    backdoor_source: Annotated[int, Field(ge=0)] | None = None
+    """Attack this class only (the paper's variant)."""
+    trigger_size: Count = 3
+    """Side of the trigger, in pixels."""
+    then: list[LaterDeletion] = Field(default_factory=list)
+    """Later requests, in order, each a [[deletion.then]] table with its ``after``."""
+
+    @model_validator(mode="after")
+    def _source_has_target(self) -> Self:
         if self.backdoor_source is not None and self.backdoor_target is None:
             raise ValueError("backdoor_source needs backdoor_target, the class to attack towards")
         return self
@@ -213,23 +233,34 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _absolute(values: dict[str, Any], folder: Path) -> None:
-    for table, name in (("data", "path"), ("data", "manifest"), ("deletion", "samples")):
-        entry = values.get(table)
+    data, deletion = values.get("data"), values.get("deletion")
+    places = [(data, "path"), (data, "manifest"), (deletion, "samples")]
+    if isinstance(deletion, dict) and isinstance(deletion.get("then"), list):
+        places += [(entry, "samples") for entry in deletion["then"]]
+    for entry, name in places:
         if isinstance(entry, dict) and isinstance(entry.get(name), str):
             entry[name] = str((folder / entry[name]).resolve())
 
 
 def _toml(values: Mapping[str, Any], table: str = "") -> str:
     """Return plain values as TOML. JSON's notation of strings, numbers and lists is TOML too."""
-    scalars = {k: v for k, v in values.items() if not isinstance(v, dict)}
-    tables = {k: v for k, v in values.items() if isinstance(v, dict)}
+    arrays = {k: v for k, v in values.items() if isinstance(v, list) and v and _is_table(v[0])}
+    tables = {k: v for k, v in values.items() if _is_table(v)}
+    scalars = {k: v for k, v in values.items() if k not in arrays and k not in tables}
     lines = [f"{_key(k)} = {json.dumps(v)}" for k, v in scalars.items()]
-    if table and (lines or not tables):
+    if table and (lines or not (tables or arrays)):
         lines.insert(0, f"\n[{table}]")
     text = "".join(f"{line}\n" for line in lines)
     for name, inner in tables.items():
         text += _toml(inner, f"{table}.{_key(name)}" if table else _key(name))
+    for name, entries in arrays.items():
+        for entry in entries:
+            text += f"\n[[{table}.{_key(name)}]]\n{_toml(entry)}"
     return text
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _key(name: str) -> str:

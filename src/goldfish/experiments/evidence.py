@@ -8,7 +8,6 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -26,9 +25,12 @@ from goldfish.evaluation import (
     welch,
 )
 from goldfish.experiments.config import Config
-from goldfish.experiments.scenario import Scenario
+from goldfish.experiments.quality import time_to_quality
+from goldfish.experiments.scenario import Scenario, select
+from goldfish.methods import deletion_kind
 from goldfish.training import LocalWorkspace, predict
-from goldfish.types import Params
+from goldfish.types import DeletionRequest, Params
+from goldfish.version import __version__
 
 SCHEMA = 1
 SAMPLES_SHOWN = 8
@@ -42,6 +44,10 @@ class Outcome:
     records: Sequence[Mapping[str, Any]]
     states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    history_bytes: int = 0
+    """Bytes that the server kept during the original training for this method."""
+    preparation: Outcome | None = None
+    """The method's own training, where it has one."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,9 @@ class Evaluator:
 
     def __init__(self, scenario: Scenario, device: str) -> None:
         self._scenario = scenario
+        clean = (~scenario.poisoned).nonzero().flatten()
+        ids = [scenario.removed.ids[position] for position in clean.tolist()]
+        self._clean_removed = select(scenario.removed, clean, ids) if ids else None
         self._workspace = LocalWorkspace(scenario.federation.model, device)
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
@@ -71,12 +80,18 @@ class Evaluator:
         if triggered is not None and self._scenario.backdoor is not None:
             logits = self.logits(params, triggered)
             success = backdoor_success(logits, self._scenario.backdoor.target)
+        gap = None
+        if self._clean_removed is not None:
+            removed = self.logits(params, self._clean_removed)
+            labels = self._clean_removed.labels.cpu()
+            gap = scores.loss - score(removed, labels, self._scenario.num_classes).loss
         return {
             "accuracy": scores.accuracy,
             "loss": scores.loss,
             "mse": scores.mse,
             "per_class": list(scores.per_class),
             "backdoor_success": success,
+            "memory_gap": gap,
         }
 
 
@@ -91,22 +106,31 @@ def collect_evidence(
     on_test = {name: evaluator.logits(p, scenario.test) for name, p in finished.items()}
     on_removed = {name: evaluator.logits(p, scenario.removed) for name, p in finished.items()}
     labels = scenario.removed.labels.cpu()
+    finals = {name: evaluator.measure(params) for name, params in finished.items()}
     methods: dict[str, Any] = {}
     for name, outcome in outcomes.items():
         rounds = [dict(record) for record in outcome.records]
         if isinstance(outcome, Diverged):
             methods[name] = {"diverged": outcome.cause, "rounds": rounds}
             continue
+        kept = Cost(bytes_kept=outcome.history_bytes)
         methods[name] = {
-            "final": evaluator.measure(outcome.params),
+            "final": finals[name],
             "rounds": rounds,
             "similarity": {
                 **_to_retrain(on_test[name], on_test.get("retrain")),
-                **_against_origin(name, on_removed, labels),
+                **_against_origin(name, on_removed, labels, scenario.poisoned),
             },
-            "cost": sum((_cost(record) for record in rounds), Cost()).as_dict(),
+            "cost": sum((_cost(record) for record in rounds), kept).as_dict(),
             "notes": list(outcome.notes),
         }
+        if outcome.preparation is not None:
+            prepared = outcome.preparation
+            methods[name]["training"] = {
+                "final": evaluator.measure(prepared.params),
+                "cost": sum((_cost(record) for record in prepared.records), Cost()).as_dict(),
+            }
+    _add_time_to_quality(methods, finals.get("retrain"))
     result = {
         "schema": SCHEMA,
         "config": config.to_dict(),
@@ -121,6 +145,23 @@ def collect_evidence(
     return result, _samples(scenario, on_removed)
 
 
+def _add_time_to_quality(methods: dict[str, Any], retrained: Mapping[str, Any] | None) -> None:
+    """Add what each method spent until it was as good as retrain ended up, and the speed-up."""
+    if retrained is None:
+        return
+    times = {
+        name: time_to_quality(method["rounds"], retrained)
+        for name, method in methods.items()
+        if name != "origin" and "final" in method
+    }
+    slow = times["retrain"]
+    for name, fast in times.items():
+        methods[name]["time_to_quality"] = fast
+        methods[name]["speed_up"] = (
+            None if fast is None or slow is None else slow["seconds"] / fast["seconds"]
+        )
+
+
 def _to_retrain(logits: Tensor, retrain: Tensor | None) -> dict[str, float | None]:
     """Compare predictions on the test data with those of retraining."""
     if retrain is None:
@@ -133,12 +174,17 @@ def _to_retrain(logits: Tensor, retrain: Tensor | None) -> dict[str, float | Non
 
 
 def _against_origin(
-    name: str, on_removed: Mapping[str, Tensor], labels: Tensor
+    name: str, on_removed: Mapping[str, Tensor], labels: Tensor, poisoned: Tensor
 ) -> dict[str, float | None]:
-    """Test whether confidence in the trained label of the removed samples has changed."""
-    if name == "origin" or len(labels) < 2:
+    """Test whether confidence in the trained label of the removed samples has changed.
+
+    Where some carry the trigger the test is on those.
+    """
+    tested = poisoned if bool(poisoned.any()) else ~poisoned
+    if name == "origin" or int(tested.sum()) < 2:
         return {"t_test_p": None, "effect_size": None}
-    test = welch(confidence(on_removed[name], labels), confidence(on_removed["origin"], labels))
+    ours, theirs = (confidence(on_removed[key][tested], labels[tested]) for key in (name, "origin"))
+    test = welch(ours, theirs)
     return {"t_test_p": test.p, "effect_size": test.effect_size}
 
 
@@ -147,19 +193,14 @@ def _cost(record: Mapping[str, Any]) -> Cost:
 
 
 def _deletion(scenario: Scenario) -> dict[str, Any]:
-    counts = {r.client_id: scenario.holders.count(r.client_id) for r in scenario.requests}
     total = sum(len(ids) for ids in scenario.partition.clients.values())
     backdoor = scenario.backdoor
     return {
         "requests": [
             {
                 "client_id": r.client_id,
-                "samples": counts[r.client_id],
-                "kind": "samples"
-                if r.sample_ids is not None
-                else "client"
-                if r.class_label is None
-                else "class",
+                "samples": _asked_for(r, scenario),
+                "kind": deletion_kind(r),
             }
             for r in scenario.requests
         ],
@@ -172,11 +213,23 @@ def _deletion(scenario: Scenario) -> dict[str, Any]:
     }
 
 
+def _asked_for(request: DeletionRequest, scenario: Scenario) -> int:
+    """Return how many samples one request names."""
+    if request.sample_ids is not None:
+        return len(request.sample_ids)
+    labels = [
+        label
+        for label, holder in zip(scenario.true_labels, scenario.holders, strict=True)
+        if holder == request.client_id
+    ]
+    return len(labels) if request.class_label is None else labels.count(request.class_label)
+
+
 def _environment(scenario: Scenario) -> dict[str, Any]:
     federation = scenario.federation
     device = federation.device
     return {
-        "goldfish": version("goldfish-fl"),
+        "goldfish": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),

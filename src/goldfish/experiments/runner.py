@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,11 +11,12 @@ from goldfish.errors import DivergenceError
 from goldfish.evaluation import round_cost
 from goldfish.experiments.config import Config
 from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_evidence
-from goldfish.experiments.scenario import build_scenario
+from goldfish.experiments.scenario import Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, ordinary
-from goldfish.store import Checkpoint, RunDirectory, write_whole
+from goldfish.params import num_bytes
+from goldfish.store import Checkpoint, KeptHistory, RunDirectory, write_whole
 from goldfish.training import Settings
-from goldfish.types import Params, Round
+from goldfish.types import DeletionRequest, HistoryEntry, Params, Round
 from goldfish.workflow import Trained, bytes_kept, timed, training_plan, unlearning_plan
 
 ORIGIN = "origin"
@@ -54,39 +55,101 @@ def run_experiment(
     evaluator = Evaluator(scenario, device)
 
     training = training_plan(scenario.federation, config.training, config.seed, scenario.test)
+    methods = {name: METHODS[name] for name in config.unlearning.methods}
+    kept = {
+        name: method.kept_rounds(config.methods[name], config.training.rounds)
+        for name, method in methods.items()
+    }
+    history = KeptHistory(run, {index for rounds in kept.values() for index in rounds})
     origin = yield from _run_phase(
-        training, lambda plan: ordinary.train(plan, plan.fresh), run, evaluator
+        training, lambda plan: ordinary.train(plan, plan.fresh), run, evaluator, history=history
     )
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
-    trained = Trained(scenario.federation, origin.params, config.training, config.seed)
-    for name in config.unlearning.methods:
-        method, settings = METHODS[name], config.methods[name]
-        plan = unlearning_plan(
-            trained,
-            scenario.requests,
-            method,
-            settings,
-            training=config.unlearning_training,
-            rounds=config.unlearning.rounds,
-            seed=config.seed,
-            test=scenario.test,
-        )
+    trained = Trained(
+        scenario.federation, origin.params, config.training, config.seed, history=history
+    )
+    for name, method in methods.items():
         try:
-            outcome = yield from _run_phase(
-                plan, _unlearning(method, settings), run, evaluator, origin.states
+            outcome = yield from _run_method(
+                config, scenario, method, trained, origin, run, evaluator
             )
-            outcomes[name] = replace(outcome, notes=tuple(method.notes(plan, settings)))
+            records = origin.records
+            own = sum(records[index - 1]["history_bytes"] for index in kept[name])
+            outcomes[name] = replace(outcome, history_bytes=own)
         except DivergenceError as error:
             _, records = run.load(name)
             outcomes[name] = Diverged(str(error), records)
-            yield Progress(name, len(records), plan.rounds, {"diverged": str(error)})
+            yield Progress(name, len(records), config.unlearning.rounds, {"diverged": str(error)})
     result, samples = collect_evidence(config, scenario, outcomes, evaluator)
     run.write_json("samples.json", samples)
     run.write_json("result.json", result)
 
 
-def _unlearning(method: Method, settings: Settings) -> Callable[[Plan], Iterator[Round]]:
-    return lambda plan: method.unlearn(plan, settings)
+def _run_method(
+    config: Config,
+    scenario: Scenario,
+    method: Method,
+    trained: Trained,
+    origin: Outcome,
+    run: RunDirectory,
+    evaluator: Evaluator,
+) -> Generator[Progress, None, Outcome]:
+    """Let a method honour the requests of all stages, each from its own result before."""
+    settings = config.methods[method.name]
+    before: Outcome = origin
+    preparation: Outcome | None = None
+    if method.prepare is not None:
+        own = training_plan(
+            scenario.federation,
+            config.training,
+            config.seed,
+            scenario.test,
+            phase=f"{method.name}-training",
+        )
+        preparation = yield from _run_phase(own, _bind(method.prepare, settings), run, evaluator)
+        before = preparation
+        trained = replace(
+            trained, params=preparation.params, phase=own.phase, method=method.name, history={}
+        )
+    records: list[dict[str, Any]] = []
+    honoured: list[DeletionRequest] = []
+    notes: Sequence[str] = ()
+    for number, stage in enumerate(scenario.stages, start=1):
+        plan = unlearning_plan(
+            trained,
+            [*honoured, *stage],
+            method,
+            settings,
+            training=config.unlearning_training,
+            rounds=_stage_rounds(config, number),
+            seed=config.seed,
+            test=scenario.test,
+            honoured=honoured,
+        )
+        if number > 1:
+            plan = replace(plan, phase=f"{method.name}.{number}")
+        after = yield from _run_phase(
+            plan, _bind(method.unlearn, settings), run, evaluator, before.states
+        )
+        done = len(records)
+        records += [{**r, "round": done + r["round"], "stage": number} for r in after.records]
+        honoured += stage
+        notes = method.notes(plan, settings)
+        before = replace(after, states=_merge(before.states, after.states))
+        trained = replace(trained, params=after.params, phase=plan.phase)
+    return Outcome(before.params, records, notes=tuple(notes), preparation=preparation)
+
+
+def _stage_rounds(config: Config, number: int) -> int:
+    """Return the rounds of a stage: until the next request arrives, or all for the last one."""
+    later = config.deletion.then
+    return later[number - 1].after if number <= len(later) else config.unlearning.rounds
+
+
+def _bind(
+    work: Callable[[Plan, Settings], Iterator[Round]], settings: Settings
+) -> Callable[[Plan], Iterator[Round]]:
+    return lambda plan: work(plan, settings)
 
 
 def _run_phase(
@@ -95,8 +158,13 @@ def _run_phase(
     run: RunDirectory,
     evaluator: Evaluator,
     states: States | None = None,
+    history: Collection[int] = (),
 ) -> Generator[Progress, None, Outcome]:
-    """Run a phase from its last checkpoint on; ``states`` is what the clients keep before it."""
+    """Run a phase from its last checkpoint on.
+
+    ``states`` is what the clients keep before it; of the rounds in ``history`` every client's
+    update is kept on disk.
+    """
     checkpoint, records = run.load(plan.phase)
     done = checkpoint.round if checkpoint else 0
     kept = checkpoint.states if checkpoint else {}
@@ -106,7 +174,7 @@ def _run_phase(
     if checkpoint is None or not checkpoint.final:
         last = Round(done, params, (), (), 0, memo=checkpoint.memo) if checkpoint else None
         for this, seconds in timed(begin(replace(plan, last=last))):
-            params, kept = this.params, _own(plan)
+            before, params, kept = params, this.params, _own(plan)
             cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
             measured = evaluator.measure(params)
             measured.pop("per_class")
@@ -116,9 +184,14 @@ def _run_phase(
                 **cost.as_dict(),
                 "failures": [asdict(failure) for failure in this.failures],
             }
+            if this.index in history:
+                entry = HistoryEntry(this.index, before, this.updates)
+                run.save_history(entry)
+                record["history_bytes"] = sum(num_bytes(u.params) for u in entry.updates)
             records.append(record)
-            final = this.final or this.index == plan.rounds
-            run.save(plan.phase, Checkpoint(this.index, params, kept, final, this.memo), record)
+            run.save(
+                plan.phase, Checkpoint(this.index, params, kept, this.final, this.memo), record
+            )
             yield Progress(plan.phase, this.index, plan.rounds, record)
     return Outcome(params, records, kept)
 

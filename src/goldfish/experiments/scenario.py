@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from goldfish.data import Backdoor, Partition, TensorExamples, load, poison, removal, triggered_test
 from goldfish.data import partition as partitions
 from goldfish.errors import ConfigError
-from goldfish.experiments.config import Config, DeletionSettings
+from goldfish.experiments.config import Config, Selection
 from goldfish.federation import InProcess
 from goldfish.models import model_factory
 from goldfish.types import Client, DeletionRequest
@@ -23,9 +24,12 @@ class Scenario:
 
     federation: InProcess
     partition: Partition
-    requests: Sequence[DeletionRequest]
+    stages: Sequence[Sequence[DeletionRequest]]
+    """The requests that are filed at once, and after them the later ones, in order."""
     removed: TensorExamples
     """The removed samples as the clients trained on them: with trigger, where there is one."""
+    poisoned: Tensor
+    """Which of the removed samples carry the trigger, one bool a sample."""
     true_labels: Sequence[int]
     """The labels of the removed samples before any poisoning."""
     holders: Sequence[str]
@@ -35,6 +39,11 @@ class Scenario:
     backdoor: Backdoor | None
     num_classes: int
     class_names: Sequence[str]
+
+    @property
+    def requests(self) -> list[DeletionRequest]:
+        """All requests of all stages."""
+        return [request for stage in self.stages for request in stage]
 
 
 def build_scenario(
@@ -46,6 +55,10 @@ def build_scenario(
         data_dir,
         path=None if config.data.path is None else Path(config.data.path),
     )
+    if len(data.image_shape) != 3:
+        raise ConfigError(
+            f"Runs need images (channels, height, width); {data.name} has {data.image_shape}."
+        )
     partition = _partition(config, data.train)
     backdoor = None
     if config.deletion.backdoor_target is not None:
@@ -54,17 +67,21 @@ def build_scenario(
             config.deletion.backdoor_source,
             size=config.deletion.trigger_size,
         )
-    requests = _requests(config.deletion, partition, data.train, backdoor, config.seed)
-    holders = _holders(requests, partition, data.train)
+    chooser = _Chooser(partition, data.train, config.seed)
+    first = chooser.choose(config.deletion, backdoor)
+    attacked = chooser.held(first)
+    stages = [first + chooser.choose_clean(config.deletion.clean_rate, first)]
+    stages += [chooser.choose(later) for later in config.deletion.then]
+    holders = chooser.held([request for stage in stages for request in stage])
     place = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
     positions = torch.tensor([place[sample_id] for sample_id in holders], dtype=torch.long)
-    true_labels = data.train.labels[positions].tolist()
+    true_labels = data.train.labels[positions]
+    poisoned = torch.zeros(len(positions), dtype=torch.bool)
     train = data.train
     if backdoor is not None:
-        train = poison(train, positions[backdoor.eligible(train.labels[positions])], backdoor)
-    if len(data.image_shape) != 3:
-        shape = f"{data.image_shape}"
-        raise ConfigError(f"Runs need images (channels, height, width); {data.name} has {shape}.")
+        first_asked = torch.tensor([sample_id in attacked for sample_id in holders])
+        poisoned = first_asked & backdoor.eligible(true_labels)
+        train = poison(train, positions[poisoned], backdoor)
     train, test = train.to(device), data.test.to(device)
     federation = InProcess(
         [Client(client_id, part) for client_id, part in partitions.split(train, partition).items()],
@@ -80,15 +97,10 @@ def build_scenario(
     return Scenario(
         federation=federation,
         partition=partition,
-        requests=requests,
-        removed=TensorExamples(
-            train.images[positions],
-            train.labels[positions],
-            list(holders),
-            mean=train.mean,
-            std=train.std,
-        ),
-        true_labels=true_labels,
+        stages=stages,
+        removed=select(train, positions, list(holders)),
+        poisoned=poisoned,
+        true_labels=true_labels.tolist(),
         holders=list(holders.values()),
         test=test,
         triggered=None if backdoor is None else triggered_test(test, backdoor),
@@ -98,6 +110,93 @@ def build_scenario(
     )
 
 
+def select(examples: TensorExamples, positions: Tensor, ids: Sequence[str]) -> TensorExamples:
+    """Return some of the examples as examples of their own."""
+    return TensorExamples(
+        examples.images[positions],
+        examples.labels[positions],
+        ids,
+        mean=examples.mean,
+        std=examples.std,
+    )
+
+
+class _Chooser:
+    """Turns selections into requests; a sample that was asked for once is not chosen again."""
+
+    def __init__(self, partition: Partition, train: TensorExamples, seed: int) -> None:
+        self._partition = partition
+        self._train = train
+        self._seed = seed
+        self._label_of = dict(zip(train.ids, train.labels.tolist(), strict=True))
+        self._asked: set[str] = set()
+
+    def choose(self, what: Selection, backdoor: Backdoor | None = None) -> list[DeletionRequest]:
+        """Return the requests of one selection."""
+        requests = self._requests(what, backdoor)
+        self._asked.update(self.held(requests))
+        return requests
+
+    def choose_clean(
+        self, rate: float | None, first: Sequence[DeletionRequest]
+    ) -> list[DeletionRequest]:
+        """Return requests for samples without a trigger, of clients that ask for nothing else."""
+        if rate is None:
+            return []
+        busy = {request.client_id for request in first}
+        requests = self._at_rate(rate, None, lambda client_id: client_id not in busy)
+        self._asked.update(self.held(requests))
+        return requests
+
+    def held(self, requests: Sequence[DeletionRequest]) -> dict[str, str]:
+        """Return the ids of all samples that the requests name, and the client that holds each."""
+        holders: dict[str, str] = {}
+        for request in requests:
+            ids = self._partition.clients[request.client_id]
+            if request.sample_ids is not None:
+                ids = tuple(request.sample_ids)
+            elif request.class_label is not None:
+                ids = tuple(i for i in ids if self._label_of[i] == request.class_label)
+            holders |= dict.fromkeys(ids, request.client_id)
+        return holders
+
+    def _requests(self, what: Selection, backdoor: Backdoor | None) -> list[DeletionRequest]:
+        if what.rate is not None:
+            eligible = None if backdoor is None else backdoor.eligible(self._train.labels)
+            return self._at_rate(what.rate, eligible, lambda _client_id: True)
+        if what.clients is not None:
+            return removal.requests_for_clients(self._partition, what.clients)
+        if what.samples is not None:
+            ids = _read_ids(Path(what.samples))
+            return removal.requests_for_samples(self._partition, ids)
+        label = what.class_label
+        members = [i for i, own in self._label_of.items() if own == label]
+        if label is None or not members:
+            raise ConfigError(f"deletion.class_label: no training sample is of class {label}.")
+        if backdoor is None and not self._asked:
+            return removal.requests_for_class(self._partition, label)
+        # Poisoned samples change their label: they are asked for by id.
+        left = [i for i in members if i not in self._asked]
+        return removal.requests_for_samples(self._partition, left)
+
+    def _at_rate(
+        self, rate: float, eligible: Tensor | None, allowed: Callable[[str], bool]
+    ) -> list[DeletionRequest]:
+        """Choose a share of the *whole* training set among what has not been asked for."""
+        whole = sum(len(ids) for ids in self._partition.clients.values())
+        left = {
+            client_id: tuple(i for i in ids if i not in self._asked)
+            for client_id, ids in self._partition.clients.items()
+            if allowed(client_id)
+        }
+        left = {client_id: ids for client_id, ids in left.items() if ids}
+        if not left:
+            raise ConfigError("deletion: no client has samples left to remove.")
+        rest = Partition(self._partition.kind, self._partition.seed, left)
+        share = min(rate * whole / sum(len(ids) for ids in left.values()), 1 - 1e-9)
+        return removal.choose_rate(rest, self._train, share, self._seed, eligible)
+
+
 def _partition(config: Config, train: TensorExamples) -> Partition:
     settings = config.data
     if settings.partition == "explicit":
@@ -105,48 +204,6 @@ def _partition(config: Config, train: TensorExamples) -> Partition:
     return partitions.partition(
         train, settings.clients, kind=settings.partition, alpha=settings.alpha, seed=config.seed
     )
-
-
-def _requests(
-    deletion: DeletionSettings,
-    partition: Partition,
-    train: TensorExamples,
-    backdoor: Backdoor | None,
-    seed: int,
-) -> list[DeletionRequest]:
-    if deletion.rate is not None:
-        eligible = None if backdoor is None else backdoor.eligible(train.labels)
-        return removal.choose_rate(partition, train, deletion.rate, seed, eligible)
-    if deletion.clients is not None:
-        return removal.requests_for_clients(partition, deletion.clients)
-    if deletion.samples is not None:
-        return removal.requests_for_samples(partition, _read_ids(Path(deletion.samples)))
-    label = deletion.class_label
-    members = [i for i, own in zip(train.ids, train.labels.tolist(), strict=True) if own == label]
-    if not members:
-        raise ConfigError(f"deletion.class_label: no training sample is of class {label}.")
-    if backdoor is None and label is not None:
-        return removal.requests_for_class(partition, label)
-    # Poisoned samples change their label: they are asked for by id.
-    return removal.requests_for_samples(partition, members)
-
-
-def _holders(
-    requests: Sequence[DeletionRequest], partition: Partition, train: TensorExamples
-) -> dict[str, str]:
-    """Return the ids of all removed samples and the client that holds each."""
-    label_of = dict(zip(train.ids, train.labels.tolist(), strict=True))
-    holders: dict[str, str] = {}
-    for request in requests:
-        held = partition.clients[request.client_id]
-        if request.sample_ids is not None:
-            chosen = list(request.sample_ids)
-        elif request.class_label is not None:
-            chosen = [sample_id for sample_id in held if label_of[sample_id] == request.class_label]
-        else:
-            chosen = list(held)
-        holders |= dict.fromkeys(chosen, request.client_id)
-    return holders
 
 
 def _read_ids(path: Path) -> list[str]:

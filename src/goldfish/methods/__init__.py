@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from goldfish.errors import ConfigError, unknown
 from goldfish.methods.goldfish import GOLDFISH
-from goldfish.methods.method import Method, Plan, deletion_kind, refuse_unhandled
+from goldfish.methods.method import (
+    Method,
+    Plan,
+    count_kept_models,
+    deletion_kind,
+    refuse_unhandled,
+)
 from goldfish.methods.retrain import RETRAIN
 
 METHODS: dict[str, Method] = {"goldfish": GOLDFISH, "retrain": RETRAIN}
@@ -17,4 +23,4 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Method", "Plan", "deletion_kind", "method_named", "refuse_unhandled"]
+__all__ = ["METHODS", "Method", "Plan", "count_kept_models", "deletion_kind", "method_named", "refuse_unhandled"]

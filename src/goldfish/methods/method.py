@@ -54,6 +54,10 @@ class Plan:
     """The model to unlearn from; None in the original training."""
     original_phase: str = "origin"
     """Under which name the clients keep what that model's training left them."""
+    original_memo: Mapping[str, Scalar] = field(default_factory=dict)
+    """What the last round of that training remembered."""
+    honoured: Sequence[DeletionRequest] = ()
+    """Those of the requests that the original model is free of already."""
     history: Mapping[int, HistoryEntry] = field(default_factory=dict)
     """Those rounds of the original training that the method asked to be kept."""
     server: ServerTest | None = None
@@ -82,10 +86,19 @@ class Method:
     """What is kept during the original training, in words."""
     kept_rounds: Callable[[Settings, int], Sequence[int]] = lambda _settings, _rounds: ()
     """Of which training rounds the server must keep every client's update."""
+    kept_models: Callable[[Settings, int, int], int] | None = None
+    """How many models are kept, of clients and rounds; by default one a client and kept round."""
     prepare: Callable[[Plan, Settings], Iterator[Round]] | None = None
     """The method's own training, when it cannot start from an ordinary one."""
     notes: Callable[[Plan, Settings], Sequence[str]] = lambda _plan, _settings: ()
     """What a reader of the result must know, in sentences."""
+
+
+def count_kept_models(method: Method, settings: Settings, clients: int, rounds: int) -> int:
+    """Return how many models a method keeps during a training of so many clients and rounds."""
+    if method.kept_models is not None:
+        return method.kept_models(settings, clients, rounds)
+    return clients * len(method.kept_rounds(settings, rounds))
 
 
 def deletion_kind(request: DeletionRequest) -> Deletion:
@@ -151,13 +164,19 @@ def ask(
     *,
     constants: Mapping[str, Params] | None = None,
     clients: Sequence[str] | None = None,
+    starts: Mapping[str, Params] | None = None,
+    may_be_empty: bool = False,
 ) -> Asked:
-    """Let clients run ``step`` on ``params``; raise when too few answer, or with nonsense."""
+    """Let clients run ``step`` on ``params``; raise when too few answer, or with nonsense.
+
+    ``starts`` holds what a client is given instead of ``params``, by its id. That no client has
+    any data left is an error unless ``may_be_empty``.
+    """
     tasks = [
         Task(
             client_id=client_id,
             step=step,
-            arrays={"model": params},
+            arrays={"model": (starts or {}).get(client_id, params)},
             constants=constants or {},
             config={
                 **config,
@@ -173,14 +192,24 @@ def ask(
     ]
     replies = plan.federation.run(tasks, steps)
     updates = _check(replies, len(tasks), index, plan)
+    if not updates and not may_be_empty:
+        raise nothing_left(plan, index)
     return Asked(index, updates, replies, _bytes_sent(tasks, replies, first=index == 1))
+
+
+def nothing_left(plan: Plan, index: int) -> ConfigError:
+    """Return the error of a round after which there would be no model."""
+    return ConfigError(
+        f"No client has any data left in round {index} of {plan.phase}: "
+        "there is nothing to learn from."
+    )
 
 
 def average(updates: Sequence[Update], server: ServerTest | None = None) -> Params:
     """Return the mean of the updates: by number of samples, or by error on the server's test."""
     weights = [float(u.num_examples) for u in updates]
     if server is not None:
-        weights = adaptive_weights([server.score(u.params).mse for u in updates])
+        weights = adaptive_weights([s.mse for s in server.scores([u.params for u in updates])])
     return weighted_mean((u.params for u in updates), weights)
 
 
@@ -204,7 +233,7 @@ def federated_rounds(
     for index in range(plan.last.index + 1 if plan.last else 1, plan.rounds + 1):
         asked = ask(plan, steps, step, index, params, config, constants=constants)
         params = average(asked.updates, plan.server if adaptive else None)
-        yield asked.finish(params)
+        yield asked.finish(params, final=index == plan.rounds)
 
 
 def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Update]:
@@ -226,8 +255,6 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
             f"{plan.training.quorum:.0%} (training.quorum). First causes: {causes}"
         )
     updates = [u for u in replies.updates if u.num_examples > 0]
-    if not updates:
-        raise ConfigError(f"No client has any data left {where}: there is nothing to learn from.")
     for update in updates:
         if not all_finite(update.params):
             raise DivergenceError(

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from goldfish.store.files import write_whole
-from goldfish.store.runs import RunDirectory
+from goldfish.store.runs import KeptHistory, RunDirectory
 
-__all__ = ["Checkpoint", "RunDirectory", "load_checkpoint", "save_checkpoint", "write_whole"]
+__all__ = [
+    "Checkpoint",
+    "KeptHistory",
+    "RunDirectory",
+    "load_checkpoint",
+    "save_checkpoint",
+    "write_whole",
+]

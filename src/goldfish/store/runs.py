@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from goldfish.errors import StoreError
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from goldfish.store.files import write_whole
+from goldfish.types import HistoryEntry, Scalar, Update
 
 CONFIG, METRICS, RESULT = "config.toml", "metrics.jsonl", "result.json"
+
+
+class KeptHistory(Mapping[int, HistoryEntry]):
+    """The kept rounds of a training, read from disk one at a time."""
+
+    def __init__(self, run: RunDirectory, rounds: Iterable[int]) -> None:
+        self._run = run
+        self._rounds = sorted(rounds)
+
+    def __getitem__(self, index: int) -> HistoryEntry:
+        if index not in self._rounds:
+            raise KeyError(index)
+        return self._run.load_history(index)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rounds)
+
+    def __len__(self) -> int:
+        return len(self._rounds)
 
 
 class RunDirectory:
@@ -65,6 +85,25 @@ class RunDirectory:
         write_whole(self.path / METRICS, "".join(json.dumps(r) + "\n" for r in records))
         own = [r for r in records if r.pop("phase") == phase]
         return checkpoint, own
+
+    def save_history(self, entry: HistoryEntry) -> None:
+        """Keep what methods need of a training round: its start and every client's update."""
+        updates = {u.client_id: {"update": u.params} for u in entry.updates}
+        sizes: dict[str, Scalar] = {u.client_id: u.num_examples for u in entry.updates}
+        kept = Checkpoint(entry.index, entry.start, updates, memo=sizes)
+        save_checkpoint(self._history_path(entry.index), kept)
+
+    def load_history(self, index: int) -> HistoryEntry:
+        """Read a kept training round back."""
+        kept = load_checkpoint(self._history_path(index))
+        updates = [
+            Update(client_id, kept.states[client_id]["update"], int(size), {})
+            for client_id, size in kept.memo.items()
+        ]
+        return HistoryEntry(index, kept.params, updates)
+
+    def _history_path(self, index: int) -> Path:
+        return self.path / "history" / f"round-{index:04}.safetensors"
 
     def checkpoint_path(self, phase: str) -> Path:
         """Return where a phase's checkpoint lies."""

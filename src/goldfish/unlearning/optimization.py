@@ -114,6 +114,10 @@ def recover(
             rest = dict(P.subtract(rest, P.scale(models[i], sizes[i] / total)))
     recovered = P.scale(rest, total / sum(sizes[i] for i in lost))
     cast = {name: t.to(client_params[name].dtype) for name, t in recovered.items()}
+    for name in cast:
+        if name.endswith("running_var"):
+            # The difference of averages may fall below 0, where no variance can be.
+            cast[name] = torch.where(cast[name] < 0, client_params[name], cast[name])
     return dict.fromkeys(lost, cast)
 
 

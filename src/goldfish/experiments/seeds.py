@@ -1,0 +1,139 @@
+"""One configuration under several seeds: the runs, and their means with spread and paired test."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from goldfish.evaluation import paired_p
+from goldfish.experiments.config import Config
+from goldfish.experiments.runner import Progress, run_experiment
+from goldfish.store import RunDirectory, write_whole
+
+SPREAD = ("accuracy", "backdoor_success", "memory_gap")
+"""Final scores whose spread over the seeds is reported."""
+
+
+def run_seeds(
+    config: Config,
+    out: Path,
+    count: int,
+    *,
+    resume: bool = False,
+    data_dir: Path | None = None,
+    device: str = "cpu",
+    workers: int | None = None,
+) -> Iterator[Progress]:
+    """Yield the progress of ``count`` runs with seeds from the configuration's on.
+
+    Each has its directory ``seed-N`` under ``out``, which itself gets a ``result.json`` of the same
+    shape as that of one run, with means instead of single numbers.
+    """
+    seeds = [config.seed + number for number in range(count)]
+    top = RunDirectory.open(out, f"# seeds = {seeds}\n{config.to_toml()}", resume=resume)
+    results = []
+    for seed in seeds:
+        place = out / f"seed-{seed}"
+        steps = run_experiment(
+            replace(config, seed=seed),
+            place,
+            resume=resume or place.exists(),
+            data_dir=data_dir,
+            device=device,
+            workers=workers,
+        )
+        for step in steps:
+            yield replace(step, phase=f"{step.phase} #{seed}")
+        results.append(json.loads((place / "result.json").read_text()))
+    write_whole(out / "samples.json", (out / f"seed-{seeds[0]}" / "samples.json").read_text())
+    top.write_json("result.json", combine_results(results, seeds))
+
+
+def combine_results(results: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+    """Return one result whose numbers are means over those of several seeds, with their spread."""
+    names = list(results[0]["methods"])
+    methods = {
+        name: _combine_method([r["methods"] for r in results], name, seeds) for name in names
+    }
+    slow = (methods.get("retrain", {}).get("time_to_quality") or {}).get("seconds")
+    for method in methods.values():
+        fast = (method.get("time_to_quality") or {}).get("seconds")
+        method["speed_up"] = slow / fast if slow and fast else None
+    return {**results[0], "seeds": list(seeds), "methods": methods}
+
+
+def _combine_method(
+    runs: Sequence[Mapping[str, Any]], name: str, seeds: Sequence[int]
+) -> dict[str, Any]:
+    own = [run[name] for run in runs]
+    diverged = [
+        f"seed {seed}: {method['diverged']}"
+        for seed, method in zip(seeds, own, strict=True)
+        if "diverged" in method
+    ]
+    if diverged:
+        return {"diverged": " ".join(diverged), "rounds": []}
+    combined: dict[str, Any] = {
+        **own[0],
+        **{key: _mean([m[key] for m in own]) for key in ("final", "similarity", "cost")},
+        "rounds": _combine_rounds([m["rounds"] for m in own]),
+        "spread": _spread(runs, name),
+    }
+    if "time_to_quality" in own[0]:
+        combined["time_to_quality"] = _mean([m["time_to_quality"] for m in own])
+    if "training" in own[0]:
+        combined["training"] = _mean([m["training"] for m in own])
+    return combined
+
+
+def _combine_rounds(all_rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Average round by round, as far as all seeds have it."""
+    rounds = []
+    for same in zip(*all_rounds, strict=False):
+        record = _mean([{k: v for k, v in r.items() if k != "failures"} for r in same])
+        for name in ("accuracy", "backdoor_success"):
+            record[f"{name}_std"] = _deviation([r[name] for r in same])
+        record["failures"] = [failure for r in same for failure in r["failures"]]
+        rounds.append(record)
+    return rounds
+
+
+def _spread(runs: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    values = {key: [run[name]["final"][key] for run in runs] for key in SPREAD}
+    values["seconds"] = [run[name]["cost"]["seconds"] for run in runs]
+    reached = [run[name].get("time_to_quality") for run in runs]
+    values["time_to_quality"] = [None if one is None else one["seconds"] for one in reached]
+    compared = name != "retrain" and all("final" in run.get("retrain", {}) for run in runs)
+    spread = {}
+    for key, own in values.items():
+        p = None
+        if compared and key in SPREAD and None not in own:
+            p = paired_p(own, [run["retrain"]["final"][key] for run in runs])
+        spread[key] = {
+            "mean": _mean(own),
+            "std": _deviation(own),
+            "values": own,
+            "p_vs_retrain": p,
+        }
+    return spread
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Average numbers, or what is built of numbers; None where one of them is missing."""
+    first = values[0]
+    if any(value is None for value in values):
+        return None
+    if isinstance(first, Mapping):
+        return {key: _mean([value.get(key) for value in values]) for key in first}
+    if isinstance(first, list):
+        return [_mean(same) for same in zip(*values, strict=True)]
+    return statistics.fmean(values)
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.stdev(known) if len(known) == len(values) > 1 else None
