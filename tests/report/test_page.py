@@ -15,10 +15,13 @@ import pytest
 from goldfish import report
 from goldfish.errors import StoreError
 from goldfish.report import read_run, summary_rows, table, write_report
-from goldfish.report.contents import MAX_CLASSES, FailureGroup, costs, failures, heat, pictures
-from goldfish.report.figures import PALETTE_SIZE, Line, colours, limits, spread
+from goldfish.report.charts import course, course_of_time, moments
+from goldfish.report.contents import MAX_CLASSES, FailureGroup, facts, failures, heat, pictures
+from goldfish.report.costs import costs, own_trainings
+from goldfish.report.figures import PALETTE_SIZE, PLACES, apart, colours
+from goldfish.report.scales import limits
 
-ALL = ["origin", "goldfish", "retrain", "rapid_retrain", "incompetent_teacher", "sisa"]
+ALL = ["origin", "goldfish", "retrain", "rapid-retrain", "incompetent-teacher", "sisa"]
 VOID = {"meta", "img", "br", "use", "path"}
 
 
@@ -85,7 +88,7 @@ def test_page_holds_methods_and_numbers(make_result: Any, write_run: Any) -> Non
 def test_charts_have_a_line_a_method(make_result: Any, write_run: Any) -> None:
     html = read(write_report(write_run(make_result(ALL))))
     charts = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    assert len(charts) == 2
+    assert len(charts) == 3
     for chart in charts:
         for name, place in colours(ALL).items():
             assert f"stroke: var(--m{place})" in chart
@@ -127,7 +130,7 @@ def test_every_shape_of_run_gives_a_page(
     assert not Page(html).open
     assert ("kept no pictures" in html) is not pictures
     assert "diverged: non-finite loss in round 1" in html
-    assert html.count("<svg") == (0 if methods == ["origin"] else 2 if backdoor else 1)
+    assert html.count("<svg") == (0 if methods == ["origin"] else 3 if backdoor else 2)
 
 
 def test_diverged_rounds_without_numbers(make_result: Any, write_run: Any) -> None:
@@ -156,7 +159,24 @@ def test_costs_leave_origin_out(make_result: Any) -> None:
     time = costs(summary_rows(make_result()))[0]
     assert [(bar.method, bar.width) for bar in time.bars] == [("goldfish", 38.0), ("retrain", 100)]
     assert time.bars[0].ratio == "0.38×"
-    assert time.origin == "15.8 s"
+    assert time.beforehand == ["training origin: 15.8 s"]
+
+
+def test_costs_name_a_training_of_its_own(make_grown: Any) -> None:
+    """Sisa keeps 7.1 MB, its own training four times as much; origin keeps nothing."""
+    result = make_grown()
+    own = own_trainings(result)
+    assert [(one.method, one.scores) for one in own] == [
+        ("sisa", "accuracy 91.9 %, backdoor success 97.2 %")
+    ]
+    found = {cost.title: cost for cost in costs(summary_rows(result), own)}
+    assert found["Time"].beforehand == [
+        "training origin: 15.8 s",
+        "sisa’s own training: 40.9 s",
+    ]
+    kept = {bar.method: bar.text for bar in found["Bytes kept"].bars}
+    assert kept["sisa"] == "6.8 MiB"
+    assert found["Bytes kept"].beforehand == ["sisa’s own training: 27.1 MiB"]
 
 
 def test_heat_table_of_many_classes_shows_the_lowest(make_result: Any) -> None:
@@ -197,16 +217,86 @@ def test_confidences_are_shares(make_result: Any, write_run: Any) -> None:
 def test_axis_shows_the_differences(
     values: list[float], reference: float | None, expected: tuple[float, float]
 ) -> None:
-    assert limits([Line("goldfish", [1, 2], values)], reference) == expected
+    assert limits([*values, *([] if reference is None else [reference])]) == expected
 
 
 def test_page_says_where_an_axis_is_cut(make_result: Any, write_run: Any) -> None:
+    """Of the rounds 5 to 10 the later half is shown whole; retrain has 89.9 % in round 8."""
     result = make_result()
     for method in result["methods"].values():
         del method["rounds"][:4]
     html = read(write_report(write_run(result)))
-    assert html.count("axis from ") == 1  # the backdoor's goes from 0 to 100
-    assert "axis from 80 to 100\N{NO-BREAK SPACE}%" in html
+    assert html.count("axis from ") == 2  # over rounds and over time; the backdoor's is whole
+    assert "axis from 88 to 96\N{NO-BREAK SPACE}%; earlier rounds below" in html
+
+
+def test_grown_page_is_whole(make_grown: Any, write_run: Any) -> None:
+    for options in ({"seeds": 3}, {"stages": 2}, {"backdoor": False, "seeds": 2, "stages": 3}):
+        html = read(write_report(write_run(make_grown(**options))))
+        assert not Page(html).open
+        assert html.count("<svg") == (4 if options.get("backdoor", True) else 3)
+        bands = html.count("fill-opacity: 0.13")
+        assert bands == 10 * ("seeds" in options) * (1 + options.get("backdoor", True))
+        assert ("paired two-sided t-test" in html) is ("seeds" in options)
+        assert ("2nd deletion" in html) is ("stages" in options)
+        for term in ("Memory gap", "Time to quality", "Speed-up", "Kept bytes"):
+            assert f"<dt>{term}</dt>" in html
+        assert not re.search(
+            r"\.<b>|\.[A-Z][a-z]+ ", re.sub(r"<svg.*?</svg>", "", html, flags=re.S)
+        )
+
+
+def test_new_numbers_may_be_missing(make_grown: Any, write_run: Any) -> None:
+    result = make_grown(seeds=3, stages=2)
+    for method in result["methods"].values():
+        method |= {"spread": None, "time_to_quality": None, "training": None, "speed_up": None}
+        method["final"]["memory_gap"] = None
+        for record in method["rounds"]:
+            record |= dict.fromkeys(("stage", "memory_gap", "seconds", "accuracy_std"))
+    html = read(write_report(write_run(result | {"seeds": None})))
+    assert not Page(html).open
+    assert html.count("<svg") == 2
+    assert "<dt>Memory gap</dt>" not in html
+
+
+def test_only_samples_without_a_trigger_have_a_memory_gap(
+    make_result: Any, make_grown: Any
+) -> None:
+    assert "trigger on the removed samples" in dict(facts(make_result()))["Backdoor"]
+    assert "trigger on some of the removed samples" in dict(facts(make_grown()))["Backdoor"]
+
+
+def test_time_is_summed_over_the_rounds(make_grown: Any) -> None:
+    """Goldfish: ten rounds of 0.589 s; it is as good as retrain in the 7th of them."""
+    lines = {line.method: line for line in course_of_time(make_grown())}
+    assert lines["goldfish"].at[0] == pytest.approx(0.589)
+    assert lines["goldfish"].at[-1] == pytest.approx(5.89)
+    assert lines["goldfish"].ring == 6
+    assert lines["sisa"].ring is None
+    assert len(lines["fed-recovery"].at) == 1
+    assert all(line.ring is None for line in course_of_time(make_grown(seeds=3)))
+
+
+def test_bands_are_of_the_seeds(make_grown: Any) -> None:
+    assert not any(line.deviations for line in course(make_grown(), "accuracy"))
+    assert all(line.deviations for line in course(make_grown(seeds=3), "accuracy"))
+    assert not any(line.deviations for line in course(make_grown(seeds=3), "memory_gap"))
+
+
+def test_moments_of_later_deletions(make_grown: Any) -> None:
+    """Ten rounds in two stages: between the 5th and the 6th. Rapid-retrain stopped earlier."""
+    result = make_grown(stages=2)
+    assert moments(make_grown()) == {}
+    assert moments(result) == {5.5: "2nd deletion"}
+    assert "the 2nd deletion after round 5" in dict(facts(result))["Deletion"]
+    for record in result["methods"]["rapid-retrain"]["rounds"][3:]:
+        record["stage"] = 2
+    assert moments(result) == {5.5: "2nd deletion", 3.5: ""}
+
+
+def test_known_methods_have_colours_of_their_own() -> None:
+    assert len(set(PLACES.values())) == len(PLACES) == 11
+    assert colours(list(PLACES)) == PLACES
 
 
 def test_colours_stay_in_the_palette() -> None:
@@ -218,7 +308,7 @@ def test_colours_stay_in_the_palette() -> None:
 
 
 def test_labels_are_spread_within_their_limits() -> None:
-    placed = sorted(spread([0.99, 0.99, 0.98, 0.0], 0.1, 0.0, 1.0))
+    placed = sorted(apart([0.99, 0.99, 0.98, 0.0], 0.1, 0.0, 1.0))
     assert all(b - a >= 0.1 - 1e-9 for a, b in pairwise(placed))
     assert placed[0] >= 0.05
     assert placed[-1] <= 0.95 + 1e-9

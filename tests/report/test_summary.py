@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from goldfish.report import contents, figures, formatting
+from goldfish.report import contents, figures, formatting, scales
+from goldfish.report.seeds import seeds_table
 from goldfish.report.summary import COLUMNS, MAIN, MORE, SHORT, summary_rows, table
 
 
-@pytest.mark.parametrize("module", [formatting, figures, contents])
+@pytest.mark.parametrize("module", [formatting, figures, contents, scales])
 def test_examples_in_docstrings(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted
@@ -35,13 +36,62 @@ def test_rows_are_the_numbers_of_the_result(make_result: Any) -> None:
 
 def test_cells(make_result: Any) -> None:
     headings, cells = table(summary_rows(make_result()))
-    assert headings == [COLUMNS[key][0] for key in MAIN]
+    new = {"memory_gap", "to_quality", "speed_up"}
+    assert headings == [COLUMNS[key][0] for key in MAIN if key not in new]
     goldfish = dict(zip(headings, cells[1], strict=True))
     assert goldfish["accuracy"] == "95.5 %"
     assert goldfish["vs retrain, points"] == "+0.4 / +0.3"
-    assert goldfish["p-value vs origin"] == "<0.001"
     assert goldfish["time"] == "5.89 s"
+    headings, cells = table(summary_rows(make_result()), MORE)
+    goldfish = dict(zip(headings, cells[1], strict=True))
+    assert goldfish["p-value vs origin"] == "<0.001"
     assert goldfish["sent"] == "4.3 MiB"
+
+
+def test_cells_of_a_grown_result(make_grown: Any) -> None:
+    """Goldfish takes 0.7 * 3.1 * 1.9 = 4.12 s to quality, retrain 15.5 s: 3.8 times as much."""
+    headings, cells = table(summary_rows(make_grown()))
+    assert headings == [COLUMNS[key][0] for key in MAIN]
+    rows = {row[0]: dict(zip(headings, row, strict=True)) for row in cells}
+    assert rows["goldfish"]["memory gap"] == "0.012"
+    assert rows["goldfish"]["to quality"] == "4.12 s"
+    assert rows["goldfish"]["speed-up"] == "3.8×"
+    assert rows["incompetent-teacher"]["memory gap"] == "−0.058"
+    assert rows["sisa"]["to quality"] == "not reached"
+    assert rows["sisa"]["speed-up"] == rows["origin"]["to quality"] == "–"
+    assert rows["fed-eraser"]["kept"] == "45.8 MiB"
+
+
+def test_cells_of_several_seeds(make_grown: Any) -> None:
+    headings, cells = table(summary_rows(make_grown(seeds=3)))
+    rows = {row[0]: dict(zip(headings, row, strict=True)) for row in cells}
+    assert rows["goldfish"]["accuracy"] == "95.5 ± 0.2 %"
+    assert rows["goldfish"]["memory gap"] == "0.012 ± 0.004"
+    assert rows["goldfish"]["time"] == "5.89 ± 0.53 s"
+    assert rows["rapid-retrain"]["to quality"] == "in 2 of 3 seeds"
+    assert rows["sisa"]["to quality"] == "not reached"
+
+
+def test_seeds_are_compared_with_retrain(make_grown: Any) -> None:
+    headings, cells = seeds_table(summary_rows(make_grown(seeds=3)))
+    measures = ("accuracy, points", "backdoor, points", "memory gap")
+    assert headings == ["method", *(text for what in measures for text in (what, "p"))]
+    rows = {row[0]: row[1:] for row in cells}
+    assert "retrain" not in rows
+    assert rows["goldfish"] == ["+0.4", "0.026", "+0.3", "0.026", "+0.008", "0.026"]
+    assert seeds_table(summary_rows(make_grown())) == ([], [])
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_new_fields_may_be_null(make_grown: Any, seeds: int) -> None:
+    result = make_grown(seeds=seeds)
+    for method in result["methods"].values():
+        method["final"]["memory_gap"] = method["speed_up"] = method["time_to_quality"] = None
+        method["spread"] = None if seeds == 1 else dict.fromkeys(method["spread"])
+    headings, cells = table(summary_rows(result))
+    assert not {"memory gap", "speed-up"} & set(headings)
+    assert cells[1][headings.index("to quality")] == "not reached"
+    assert cells[0][headings.index("to quality")] == "–"
 
 
 def test_empty_columns_are_left_out(make_result: Any) -> None:
@@ -64,21 +114,50 @@ def test_not_a_number_is_no_number(make_result: Any) -> None:
 
 
 def test_every_column_is_shown_somewhere() -> None:
-    assert set(MAIN) | set(MORE) == set(COLUMNS)
+    assert set(MAIN) | set(MORE) | set(SHORT) == set(COLUMNS)
+
+
+def printed(result: dict[str, Any]) -> list[str]:
+    """Print the short table as the command line does, on 80 columns; return its lines."""
+    headings, rows = table(summary_rows(result), SHORT)
+    drawn = Table(*headings)
+    for row in rows:
+        drawn.add_row(*row)
+    text = io.StringIO()
+    Console(width=80, file=text).print(drawn)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 5 + len(rows)  # two lines of headings, three of frame
+    assert "…" not in text.getvalue()
+    for row, line in zip(rows, lines[4:-1], strict=True):
+        assert [cell.strip() for cell in line.strip("│").split("│")] == row
+    return lines
 
 
 def test_short_table_fits_a_terminal(make_result: Any) -> None:
-    """Each method stays on one line of 80 characters, large numbers too."""
     result = make_result()
-    result["methods"]["origin"]["cost"] |= {"seconds": 754, "steps": 124_000, "bytes_sent": 1e9}
     result["methods"]["retrain"] = {"diverged": "non-finite loss", "rounds": []}
-    headings, rows = table(summary_rows(result), SHORT)
-    printed = Table(*headings)
-    for row in rows:
-        printed.add_row(*row)
-    text = io.StringIO()
-    Console(width=80, file=text).print(printed)
-    lines = text.getvalue().splitlines()
-    assert len(lines) == 4 + len(rows)
-    assert "…" not in text.getvalue()
-    assert all(heading in lines[1] for heading in ("accuracy", "backdoor", "JSD", "sent"))
+    lines = printed(result)
+    assert "accuracy" in lines[1]
+    assert "memory" not in lines[1]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_short_table_of_ten_methods_fits_a_terminal(make_grown: Any, seeds: int) -> None:
+    """Each method stays on one line of 80 characters, large numbers too."""
+    result = make_grown(seeds=seeds)
+    assert len(result["methods"]) == 11
+    assert max(map(len, result["methods"])) == len("incompetent-teacher") == 19
+    methods = result["methods"]
+    methods["sisa"] = {"diverged": "non-finite loss", "rounds": []}
+    methods["retrain"]["time_to_quality"]["seconds"] = 7540
+    methods["goldfish"] |= {"speed_up": 1234.5}
+    methods["goldfish"]["final"] |= {"accuracy": 100.0, "backdoor_success": 100.0}
+    methods["goldfish"]["cost"]["bytes_kept"] = 999 * 2**30
+    methods["gradient-ascent"]["final"]["memory_gap"] = -123.4567
+    if seeds > 1:
+        methods["gradient-ascent"]["spread"]["memory_gap"]["std"] = 45.678
+        methods["gradient-ascent"]["spread"]["accuracy"]["std"] = 12.34
+    lines = printed(result)
+    for heading in ("accuracy", "backdoor", "memory", "time to", "speed-"):
+        assert heading in lines[1]
+    assert ("kept" in lines[2]) is (seeds == 1)

@@ -124,13 +124,13 @@ def test_only_retrain_and_only_origin(make_result: Any) -> None:
 
 
 def test_another_method_leads_where_goldfish_did_not_run(make_result: Any) -> None:
-    assert "4.1 % (rapid_retrain)" in text(make_result(["origin", "retrain", "rapid_retrain"]))
+    assert "4.1 % (rapid-retrain)" in text(make_result(["origin", "retrain", "rapid-retrain"]))
 
 
 def test_other_methods_and_notes_are_named(make_result: Any) -> None:
-    result = make_result(["origin", "goldfish", "retrain", "sisa", "fed_recovery"])
+    result = make_result(["origin", "goldfish", "retrain", "sisa", "fed-recovery"])
     result["methods"]["goldfish"]["notes"] = ["shards were shared: this is not exact"]
-    assert "Backdoor success of the other methods: sisa 0.4 % and fed_recovery 61.0 %." in text(
+    assert "Backdoor success of the other methods: sisa 0.4 % and fed-recovery 61.0 %." in text(
         result
     )
     assert "shards were shared: this is not exact." in headline(result).sentences
@@ -157,3 +157,79 @@ def test_removed_class(make_result: Any) -> None:
     result = make_result()
     result["config"]["deletion"]["class_label"] = 0
     assert "Accuracy on class 0: 95.8 % (origin), 95.5 % (goldfish)" in text(result)
+
+
+def test_memory_gap(make_grown: Any) -> None:
+    """Of the 0.087 between origin and retrain, goldfish has 0.008 left: 9 %."""
+    assert (
+        "Removed samples without a trigger: their mean loss is 0.091 below that of unseen ones in "
+        "origin, 0.012 below in goldfish and 0.004 below in retrain; "
+        "9 % of what sets origin apart from retrain is left in goldfish."
+    ) in headline(make_grown()).sentences
+
+
+@pytest.mark.parametrize(
+    ("origin", "goldfish", "retrain", "status", "words"),
+    [
+        (0.09, 0.0, 0.01, "gone", "0.000 below in goldfish and 0.010 below in retrain; 0 % of"),
+        (0.09, 0.02, -0.01, "gone", "and 0.010 above in retrain; 30 % of"),
+        (0.09, 0.05, 0.01, "partly", "samples without a trigger are still known"),  # 50 %
+        (0.09, -0.05, 0.01, "gone", "does worse on them than a model that never saw them"),
+        (0.02, 0.02, 0.01, "gone", "differs too little from retrain's to tell anything"),
+        (None, 0.02, 0.01, "gone", "is 0.020 below that of unseen ones in goldfish and 0.010"),
+        (0.09, 0.02, None, "gone", "ones in origin and 0.020 below in goldfish."),
+    ],
+)
+def test_memory_gaps(
+    make_grown: Any,
+    origin: float | None,
+    goldfish: float,
+    retrain: float | None,
+    status: str,
+    words: str,
+) -> None:
+    result = make_grown()
+    for name, value in (("origin", origin), ("goldfish", goldfish), ("retrain", retrain)):
+        result["methods"][name]["final"]["memory_gap"] = value
+    assert headline(result).status == status
+    assert words in text(result)
+
+
+def test_memory_gap_without_a_backdoor(make_grown: Any) -> None:
+    result = make_grown(backdoor=False)
+    assert headline(result).status == "unclear"
+    result["methods"]["goldfish"]["final"]["memory_gap"] = 0.08
+    assert headline(result).status == "kept"
+    assert "Not gone: the removed samples are still known" in text(result)
+
+
+@pytest.mark.parametrize(
+    ("speed_up", "words"),
+    [
+        (3.21, "goldfish reached retrain's quality 3.2 times sooner than retrain itself (4.12 s"),
+        (0.25, "goldfish reached retrain's quality 4.0 times later than retrain itself (4.12 s"),
+        (1.02, "goldfish reached retrain's quality about as soon as retrain itself"),
+        (0.98, "goldfish reached retrain's quality about as soon as retrain itself"),
+    ],
+)
+def test_speed_up(make_grown: Any, speed_up: float, words: str) -> None:
+    result = make_grown()
+    result["methods"]["goldfish"]["speed_up"] = speed_up
+    assert words in text(result)
+
+
+def test_quality_not_reached(make_grown: Any) -> None:
+    result = make_grown(["origin", "retrain", "rapid-retrain"])
+    assert "rapid-retrain did not reach retrain's quality in its 10 rounds." in text(result)
+    result = make_grown(["origin", "retrain", "rapid-retrain"], seeds=3)
+    assert "rapid-retrain reached retrain's quality in 2 of 3 seeds only." in text(result)
+    assert "All numbers are means over 3 seeds." in text(result)
+    assert "quality" not in text(make_grown(["origin", "retrain"]))
+
+
+def test_quality_reached_before_the_last_deletion(make_grown: Any) -> None:
+    """The second of two deletions comes after round 5."""
+    result = make_grown(stages=2)
+    assert "deletion arrived" not in text(result)
+    result["methods"]["goldfish"]["time_to_quality"]["round"] = 3
+    assert "; in round 3, before the 2nd deletion arrived)." in text(result)

@@ -150,7 +150,7 @@ def _add_time_to_quality(methods: dict[str, Any], retrained: Mapping[str, Any] |
     if retrained is None:
         return
     times = {
-        name: time_to_quality(method["rounds"], retrained)
+        name: time_to_quality(_last_stage(method["rounds"]), retrained)
         for name, method in methods.items()
         if name != "origin" and "final" in method
     }
@@ -160,6 +160,11 @@ def _add_time_to_quality(methods: dict[str, Any], retrained: Mapping[str, Any] |
         methods[name]["speed_up"] = (
             None if fast is None or slow is None else slow["seconds"] / fast["seconds"]
         )
+
+
+def _last_stage(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rounds since the last deletion request arrived."""
+    return [record for record in rounds if record["stage"] == rounds[-1]["stage"]]
 
 
 def _to_retrain(logits: Tensor, retrain: Tensor | None) -> dict[str, float | None]:

@@ -95,7 +95,7 @@ def _combine_rounds(all_rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[d
     rounds = []
     for same in zip(*all_rounds, strict=False):
         record = _mean([{k: v for k, v in r.items() if k != "failures"} for r in same])
-        for name in ("accuracy", "backdoor_success"):
+        for name in SPREAD:
             record[f"{name}_std"] = _deviation([r[name] for r in same])
         record["failures"] = [failure for r in same for failure in r["failures"]]
         rounds.append(record)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from goldfish.report.figures import Line
-from goldfish.report.formatting import count, number, percent, plural, seconds, share, size
+from goldfish.report.charts import moments
+from goldfish.report.formatting import count, listing, number, percent, plural, share
 from goldfish.report.reading import Result, section
-from goldfish.report.summary import ORIGIN, YARDSTICK, SummaryRow
+from goldfish.report.seeds import seeds
+from goldfish.report.summary import ORIGIN
 from goldfish.report.words import asked_sentence
 
 MAX_CLASSES = 20
@@ -46,12 +47,16 @@ def facts(result: Result) -> list[tuple[str, str]]:
         ("Model", str(section(config, "model").get("name") or "")),
         ("Training", _settings("training", training)),
         ("Deletion", _deletion(result)),
-        ("Backdoor", _backdoor(deletion)),
+        ("Backdoor", _backdoor(result)),
         ("Methods", _methods(result, unlearning)),
         ("Goldfish", _settings("goldfish", section(unlearning, "goldfish"))),
-        ("Seed", str(config.get("seed", ""))),
+        ("Seeds", _seeds(result)) if seeds(result) else ("Seed", str(config.get("seed", ""))),
     ]
     return [(term, text) for term, text in found if text]
+
+
+def _seeds(result: Result) -> str:
+    return f"{', '.join(seeds(result))}; every number is the mean over them"
 
 
 def _joined(*parts: object) -> str:
@@ -66,7 +71,8 @@ def _settings(table: str, values: Mapping[str, Any]) -> str:
 def _methods(result: Result, unlearning: Mapping[str, Any]) -> str:
     names = ", ".join(name for name in section(result, "methods") if name != ORIGIN)
     rounds = unlearning.get("rounds")
-    limit = isinstance(rounds, int) and f"at most {plural(rounds, 'round')} each"
+    last = " after the last deletion" if moments(result) else ""
+    limit = isinstance(rounds, int) and f"at most {plural(rounds, 'round')} each{last}"
     how = _joined(limit, _settings("unlearning", unlearning))
     return f"{names}; {how}" if names and how else names
 
@@ -89,82 +95,23 @@ def _federation(data: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
 def _deletion(result: Result) -> str:
     asked = asked_sentence(result).removeprefix("Asked: ").removesuffix(".")
     requests = section(result, "deletion").get("requests") or []
-    if not 1 < len(requests) <= MAX_NAMED_CLIENTS:
-        return asked
-    return f"{asked}; " + ", ".join(f"{r.get('client_id')}: {r.get('samples')}" for r in requests)
+    if 1 < len(requests) <= MAX_NAMED_CLIENTS:
+        asked += "; " + ", ".join(f"{r.get('client_id')}: {r.get('samples')}" for r in requests)
+    later = [f"the {text} after round {int(at)}" for at, text in moments(result).items() if text]
+    return f"{asked}; {listing(later)}" if later else asked
 
 
-def _backdoor(deletion: Mapping[str, Any]) -> str:
-    backdoor = section(deletion, "backdoor")
+def _backdoor(result: Result) -> str:
+    backdoor = section(section(result, "deletion"), "backdoor")
     if not backdoor:
         return "none"
     side, source = backdoor.get("size"), backdoor.get("source")
     patch = f"{side} × {side} pixel trigger" if side else "trigger"
     origin = "any class" if source is None else f"class {source}"
-    return f"{patch} on the removed samples, {origin} labelled as {backdoor.get('target')}"
-
-
-def course(result: Result, key: str) -> list[Line]:
-    """Return each unlearning method's ``key`` over its rounds, where it has one."""
-    lines = []
-    for name, method in section(result, "methods").items():
-        known = [
-            (int(entry["round"]), value)
-            for entry in method.get("rounds") or []
-            if (value := number(entry.get(key))) is not None and "round" in entry
-        ]
-        if name != ORIGIN and known:
-            rounds, values = zip(*known, strict=True)
-            lines.append(Line(name, rounds, values, bool(method.get("diverged"))))
-    return lines
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One method's bar: its length in percent of the longest, and what it says."""
-
-    method: str
-    width: float
-    text: str
-    ratio: str
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One measure of cost over the methods; origin's own training is only named."""
-
-    title: str
-    bars: Sequence[Bar]
-    origin: str
-
-
-def costs(rows: Sequence[SummaryRow]) -> list[Cost]:
-    """Return the bars of each measure that the run has."""
-    measures: list[tuple[str, Callable[[SummaryRow], float | None], Callable[[float], str]]] = [
-        ("Time", lambda row: row.seconds, seconds),
-        ("Gradient steps", lambda row: row.steps, count),
-        ("Samples processed", lambda row: row.samples, count),
-        ("Bytes sent", lambda row: row.bytes_sent, size),
-        ("Bytes kept", lambda row: row.bytes_kept, size),
-    ]
-    found = []
-    for title, get, form in measures:
-        values = {row.method: value for row in rows if (value := get(row)) is not None}
-        trained = values.pop(ORIGIN, None)
-        longest = max(values.values(), default=0.0)
-        base = values.get(YARDSTICK)
-        if longest > 0:
-            bars = [
-                Bar(
-                    method=name,
-                    width=round(100 * value / longest, 2),
-                    text=form(value),
-                    ratio=f"{value / base:.2f}×" if base and name != YARDSTICK else "",
-                )
-                for name, value in values.items()
-            ]
-            found.append(Cost(title, bars, "" if trained is None else form(trained)))
-    return found
+    finals = (section(method, "final") for method in section(result, "methods").values())
+    clean = any(number(final.get("memory_gap")) is not None for final in finals)
+    carriers = "some of the removed samples" if clean else "the removed samples"
+    return f"{patch} on {carriers}, {origin} labelled as {backdoor.get('target')}"
 
 
 @dataclass(frozen=True)
@@ -285,8 +232,13 @@ def failures(result: Result) -> list[FailureGroup]:
                 client, error, cause = (
                     str(failure.get(key) or "") for key in ("client_id", "error", "cause")
                 )
-                groups.setdefault((name, client, error, cause), []).append(entry.get("round", 0))
-    return [FailureGroup(*key, ", ".join(map(str, rounds))) for key, rounds in groups.items()]
+                groups.setdefault((name, client, error, cause), []).append(
+                    int(entry.get("round") or 0)
+                )
+    return [
+        FailureGroup(*key, ", ".join(map(str, dict.fromkeys(rounds))))
+        for key, rounds in groups.items()
+    ]
 
 
 def notes(result: Result) -> list[tuple[str, str]]:
@@ -304,11 +256,15 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
     >>> flat({"data": {"name": "digits"}, "seed": 0})
     [('data.name', 'digits'), ('seed', '0')]
+    >>> flat({"then": [{"after": 3}, {"after": 2}]})
+    [('then.1.after', '3'), ('then.2.after', '2')]
     """
     found: list[tuple[str, str]] = []
     for key, value in values.items():
         if isinstance(value, Mapping):
             found += flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            found += flat({str(i): item for i, item in enumerate(value, 1)}, f"{prefix}{key}.")
         elif isinstance(value, list):
             found.append((f"{prefix}{key}", ", ".join(map(str, value))))
         else:

@@ -7,12 +7,12 @@ figure is right on a light page, on a dark one and on paper.
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from goldfish.report.scales import Scale
 from goldfish.report.summary import ORIGIN, YARDSTICK
 
 if TYPE_CHECKING:
@@ -21,170 +21,208 @@ if TYPE_CHECKING:
 INK, GRID = "#f1f1f1", "#f2f2f2"
 LABEL = 20
 """A longer name is cut in a chart; the tables have it whole."""
-MARKERS = "osD^vPX*hp"
-PALETTE_SIZE = 10
-"""How many colours ``page.css`` names: --m0 to --m9."""
-
-
-FULL = (0.0, 100.0)
-"""The whole axis of percentages."""
-CLOSE = 50.0
-"""Values that lie within so many points get an axis of their own part of 0 to 100."""
-LEAST = 5.0
-"""No axis shows fewer points than this, so that noise looks like noise."""
+MARKERS = "osD^vPX*hp<>"
+LEADING = ("goldfish", YARDSTICK)
+"""Drawn over the others, and thicker."""
+PLACES = {
+    ORIGIN: 0,
+    "goldfish": 1,
+    YARDSTICK: 2,
+    "sisa": 3,
+    "incompetent-teacher": 4,
+    "retrain-tuned": 5,
+    "fed-eraser": 6,
+    "fed-recovery": 7,
+    "rapid-retrain": 8,
+    "goldfish-warm": 9,
+    "gradient-ascent": 10,
+}
+"""The known methods keep their colours in every report."""
+PALETTE_SIZE = 12
+"""How many colours ``page.css`` names: --m0 to --m11."""
+MANY = 6
+"""A chart of more lines than this is higher, and its labels are smaller."""
+WIDTH = 5.6
+"""Of a chart, in inches."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One method's course over the rounds; values are percentages."""
+    """One method's course over the rounds, or over time."""
 
     method: str
-    rounds: Sequence[int]
+    at: Sequence[float]
     values: Sequence[float]
     diverged: bool = False
+    deviations: Sequence[float] = ()
+    """The standard deviation over the seeds at each value; empty where there is none."""
+    ring: int | None = None
+    """Which point is the first that is as good as retrain ended up."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one chart shows."""
+
+    title: str
+    lines: Sequence[Line]
+    x: Scale
+    y: Scale
+    reference: float | None = None
+    """Where origin ended."""
+    moments: Mapping[float, str] = field(default_factory=dict)
+    """Where on the horizontal axis something happened, and what."""
 
 
 def colours(methods: Sequence[str]) -> dict[str, int]:
-    """Return each method's place in the palette: the known three keep theirs in every report.
+    """Return each method's place in the palette; a method we do not know gets a free one.
 
-    >>> colours(["origin", "sisa", "goldfish", "retrain"])
-    {'origin': 0, 'sisa': 3, 'goldfish': 1, 'retrain': 2}
+    >>> colours(["origin", "mine", "goldfish", "retrain"])
+    {'origin': 0, 'mine': 3, 'goldfish': 1, 'retrain': 2}
     """
-    fixed = {ORIGIN: 0, "goldfish": 1, YARDSTICK: 2}
-    free = [name for name in methods if name not in fixed]
-    places = {name: 3 + i % (PALETTE_SIZE - 3) for i, name in enumerate(free)}
-    return {name: fixed.get(name, places.get(name, 0)) for name in methods}
+    taken = {PLACES[name] for name in (ORIGIN, *LEADING, *methods) if name in PLACES}
+    free = [place for place in range(PALETTE_SIZE) if place not in taken]
+    new = [name for name in methods if name not in PLACES]
+    places = {name: free[i % len(free)] for i, name in enumerate(new)}
+    return {name: PLACES.get(name, places.get(name, 0)) for name in methods}
 
 
-def limits(lines: Sequence[Line], reference: float | None) -> tuple[float, float]:
-    """Return where the axis begins and ends: at 0 and 100, or nearer where all values are near.
-
-    >>> limits([Line("a", [1, 2], [3.0, 96.0])], None)
-    (0.0, 100.0)
-    >>> limits([Line("a", [1, 2], [93.4, 97.1])], 96.9)
-    (93.0, 98.0)
-    """
-    values = [value for line in lines for value in line.values]
-    values += [] if reference is None else [reference]
-    low, high = min(values), max(values)
-    if high - low > CLOSE:
-        return FULL
-    step = next(step for step in (1.0, 2.0, 5.0, 10.0) if high - low <= 5 * step)
-    top = min(FULL[1], math.ceil(high / step) * step)
-    bottom = max(FULL[0], min(math.floor(low / step) * step, top - LEAST))
-    return bottom, max(top, bottom + LEAST)
-
-
-def line_chart(
-    title: str, lines: Sequence[Line], reference: float | None, colour: Mapping[str, int]
-) -> str:
+def line_chart(chart: Chart, colour: Mapping[str, int]) -> str:
     """Draw one line a method, labelled at its end, and origin's final value as a dashed line."""
     import matplotlib.style
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {title}", "font.size": 10}
+    size, height = (9.0, 4.4) if len(chart.lines) > MANY else (10.0, 3.4)
+    salt = f"goldfish {chart.title} {chart.x.label}"
+    look = {"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": size}
     with matplotlib.style.context(look, after_reset=True):
-        figure = Figure(figsize=(5.6, 3.3))
-        longest = max(len(label) for label in [f"{ORIGIN} 00.0", *map(_label, lines)])
-        axes = figure.add_axes((0.1, 0.14, 0.84 - 0.0152 * longest, 0.81))
-        _draw(axes, lines, reference, colour)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_formatter(PercentFormatter(decimals=0, symbol=" %"))
-        axes.set_xlabel("round", color=INK)
-        axes.tick_params(colors=INK, length=0)
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        for side, spine in axes.spines.items():
-            spine.set_visible(side == "bottom")
-            spine.set_color(GRID)
+        figure = Figure(figsize=(WIDTH, height))
+        longest = max(len(label) for _, _, label, _ in _ends(chart, colour))
+        room = 0.84 - 0.0085 * size / WIDTH * longest
+        axes = figure.add_axes((0.1, 0.46 / height, room, 1 - 0.74 / height))
+        _set_scales(axes, chart)
+        _draw(axes, chart, colour)
+        _draw_labels(axes, chart, colour, gap=0.0165 * size / (height - 0.74))
         buffer = io.StringIO()
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     return _inline(buffer.getvalue())
 
 
-def _draw(
-    axes: Axes, lines: Sequence[Line], reference: float | None, colour: Mapping[str, int]
-) -> None:
-    ends: list[tuple[float, float, str, int]] = []  # x, y, label, place in the palette
-    last = max(line.rounds[-1] for line in lines)
-    first = min(line.rounds[0] for line in lines)
-    pad = max(0.25, 0.02 * (last - first))
-    start = last + pad
-    if reference is not None:
-        axes.axhline(reference, color=_stand_in(0), linestyle=(0, (4, 3)), linewidth=1.3)
-        ends.append((start, reference, f"{ORIGIN} {reference:.1f}", 0))
-    for line in lines:
-        place = colour[line.method]
-        axes.plot(
-            line.rounds,
-            line.values,
-            color=_stand_in(place),
-            linewidth=1.8,
-            marker=MARKERS[place],
-            markersize=4.5,
-            markevery=max(1, len(line.rounds) // 10),
-        )
-        if line.diverged:
-            axes.plot(
-                line.rounds[-1:],
-                line.values[-1:],
-                color=_stand_in(place),
-                marker="x",
-                markersize=10,
-                mew=2,
-            )
-        ends.append((line.rounds[-1], line.values[-1], _label(line), place))
-    low, high = limits(lines, reference)
-    margin = 0.02 * (high - low)
-    bottom, top = low - margin, high + margin
-    axes.set_xlim(first - pad, last + pad)
-    axes.set_ylim(bottom, top)
-    heights = spread([y for _, y, _, _ in ends], 0.065 * (top - bottom), bottom, top)
-    stretch = 0.035 * (last - first + 2 * pad)
-    for (x, y, label, place), height in zip(ends, heights, strict=True):
-        axes.plot(
-            [x, start, start + stretch],
-            [y, y, height],
-            color=_stand_in(place),
-            linewidth=0.7,
-            linestyle=":",
-            clip_on=False,
-        )
-        axes.text(
-            start + 1.3 * stretch,
-            height,
+def _set_scales(axes: Axes, chart: Chart) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    margin = 0.02 * (chart.y.high - chart.y.low)
+    axes.set_ylim(chart.y.low - margin, chart.y.high + margin)
+    if chart.x.log:
+        axes.set_xscale("log")
+        close = chart.x.high / chart.x.low < 200
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=chart.x.whole, nbins=8))
+    steps = [1, 2, 5, 10]
+    axes.yaxis.set_major_locator(MaxNLocator(integer=chart.y.whole, nbins=7, steps=steps))
+    axes.set_xlim(chart.x.low, chart.x.high)
+    for axis, scale in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
+        axis.set_major_formatter(FuncFormatter(lambda v, _, scale=scale: scale.mark(v)))
+    axes.set_xlabel(chart.x.label, color=INK)
+    axes.tick_params(which="both", colors=INK, length=0)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(GRID)
+
+
+def _draw(axes: Axes, chart: Chart, colour: Mapping[str, int]) -> None:
+    if chart.y.low < 0 < chart.y.high:
+        axes.axhline(0, color=INK, linewidth=0.9)
+    for moment, label in chart.moments.items():
+        axes.axvline(moment, color=INK, linewidth=0.8, linestyle="-" if label else ":")
+        axes.annotate(
             label,
-            color=_stand_in(place),
-            va="center",
-            parse_math=False,
+            (moment, 1),
+            (0, 2),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            color=INK,
+            ha="center",
+            fontsize=8.5,
         )
+    if chart.reference is not None:
+        axes.axhline(chart.reference, color=_stand_in(0), linestyle=(0, (4, 3)), linewidth=1.3)
+    for line in chart.lines:
+        tone, leads = _stand_in(colour[line.method]), line.method in LEADING
+        look: dict[str, Any] = {"color": tone, "zorder": 2.6 if leads else 2.4}
+        if any(line.deviations):
+            pairs = list(zip(line.values, line.deviations, strict=True))
+            low, high = [v - std for v, std in pairs], [v + std for v, std in pairs]
+            axes.fill_between(line.at, low, high, color=tone, alpha=0.13, linewidth=0)
+        axes.plot(
+            line.at,
+            line.values,
+            linewidth=2.0 if leads else 1.2,
+            marker=MARKERS[colour[line.method]],
+            markersize=4.5 if len(line.at) > 1 else 6.5,
+            markevery=max(1, len(line.at) // 10),
+            **look,
+        )
+        if line.ring is not None:
+            at = [line.at[line.ring]], [line.values[line.ring]]
+            axes.plot(*at, marker="o", markersize=10, mew=1.2, fillstyle="none", **look)
+        if line.diverged:
+            axes.plot(line.at[-1:], line.values[-1:], marker="x", markersize=10, mew=2, **look)
 
 
-def _label(line: Line) -> str:
-    name = line.method if len(line.method) <= LABEL else f"{line.method[: LABEL - 1]}…"
-    return f"{name}, diverged" if line.diverged else f"{name} {line.values[-1]:.1f}"
+def _ends(chart: Chart, colour: Mapping[str, int]) -> list[tuple[float, float, str, int]]:
+    """Return x, y, text and place in the palette of each label."""
+    found = []
+    if chart.reference is not None:
+        text = f"{ORIGIN} {chart.y.value(chart.reference)}"
+        found.append((chart.x.high, chart.reference, text, 0))
+    for line in chart.lines:
+        name = line.method if len(line.method) <= LABEL else f"{line.method[: LABEL - 1]}…"
+        text = f"{name}, diverged" if line.diverged else f"{name} {chart.y.value(line.values[-1])}"
+        found.append((line.at[-1], line.values[-1], text, colour[line.method]))
+    return found
 
 
-def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def _draw_labels(axes: Axes, chart: Chart, colour: Mapping[str, int], gap: float) -> None:
+    """Write the labels right of the axes, at least ``gap`` of their height apart."""
+    ends = _ends(chart, colour)
+    bottom, top = axes.get_ylim()
+    heights = apart([y for _, y, _, _ in ends], gap * (top - bottom), bottom, top)
+    beside = axes.get_yaxis_transform()  # x counts widths of the axes
+    look: dict[str, Any] = {"linewidth": 0.7, "linestyle": ":", "clip_on": False}
+    for (x, y, text, place), height in zip(ends, heights, strict=True):
+        tone = _stand_in(place)
+        axes.plot([x, chart.x.high], [y, y], color=tone, **look)
+        axes.plot([1, 1.035], [y, height], color=tone, transform=beside, **look)
+        axes.text(1.045, height, text, color=tone, va="center", transform=beside, parse_math=False)
+
+
+def apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move ``values`` apart to at least ``gap``, in their order, so that labels do not overlap.
 
-    >>> [round(v, 2) for v in spread([0.5, 0.5, 0.1], 0.1, 0.0, 1.0)]
-    [0.5, 0.6, 0.1]
+    Those that would touch form a stack, which stands as near as it can to what it labels.
+
+    >>> [round(v, 2) for v in apart([0.5, 0.5, 0.1], 0.1, 0.0, 1.0)]
+    [0.45, 0.55, 0.1]
     """
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    placed = list(values)
-    floor = low + gap / 2
-    for i in order:
-        placed[i] = max(placed[i], floor)
-        floor = placed[i] + gap
-    ceiling = high - gap / 2
-    for i in reversed(order):
-        placed[i] = min(placed[i], ceiling)
-        ceiling = placed[i] - gap
-    return placed
+
+    def base(stack: Sequence[int]) -> float:
+        """Return where the lowest of a stack stands."""
+        mean = sum(values[i] - k * gap for k, i in enumerate(stack)) / len(stack)
+        return max(low + gap / 2, min(mean, high - gap / 2 - gap * (len(stack) - 1)))
+
+    stacks: list[list[int]] = []
+    for index in sorted(range(len(values)), key=lambda i: values[i]):
+        stacks.append([index])
+        while len(stacks) > 1 and base(stacks[-1]) < base(stacks[-2]) + gap * len(stacks[-2]):
+            stacks[-2:] = [stacks[-2] + stacks[-1]]
+    placed = {i: base(stack) + k * gap for stack in stacks for k, i in enumerate(stack)}
+    return [placed[i] for i in range(len(values))]
 
 
 def _stand_in(place: int) -> str:

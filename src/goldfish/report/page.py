@@ -8,16 +8,15 @@ from pathlib import Path
 
 from goldfish.errors import StoreError
 from goldfish.report import contents
-from goldfish.report.figures import FULL, PALETTE_SIZE, colours, limits, line_chart
+from goldfish.report.charts import course, figures, moments
+from goldfish.report.costs import costs, own_trainings
+from goldfish.report.figures import PALETTE_SIZE, colours
 from goldfish.report.formatting import listing, share
 from goldfish.report.reading import Run, read_run, section
+from goldfish.report.seeds import seeds, seeds_table
+from goldfish.report.sentences import GAP_SIGNAL
 from goldfish.report.summary import MORE, ORIGIN, YARDSTICK, summary_rows, table
 from goldfish.report.words import GONE, KEPT, SIGNAL, WEAK, headline
-
-CHARTS = (
-    ("accuracy", "Accuracy on clean test images"),
-    ("backdoor_success", "Backdoor success"),
-)
 
 
 def write_report(run_dir: Path) -> Path:
@@ -51,21 +50,25 @@ def render(run: Run) -> str:
     template = environment.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     result = run.result
     rows = summary_rows(result)
+    own = own_trainings(result)
     config = section(result, "config")
     pictures = contents.pictures(run.samples)
-    drawn = {line.method for line in contents.course(result, "accuracy")}
+    drawn = {line.method for line in course(result, "accuracy")}
     subject = [str(section(config, key).get("name") or "") for key in ("data", "model")]
     return template.render(
         # Ours, with every text in it escaped by Matplotlib: the only markup let through.
         css=Markup(here.joinpath("page.css").read_text(encoding="utf-8")),  # noqa: S704
-        charts=[(title, axis, Markup(svg)) for title, axis, svg in _charts(run)],  # noqa: S704
+        charts=[(figure, Markup(figure.svg)) for figure in figures(result)],  # noqa: S704
         subject=", ".join(name for name in subject if name),
         headline=headline(result),
         facts=contents.facts(result),
         rows=rows,
         table=table(rows),
         more=table(rows, MORE),
-        costs=contents.costs(rows),
+        seeds=seeds(result),
+        seeds_table=seeds_table(rows),
+        own=own,
+        costs=costs(rows, own),
         heat=contents.heat(result, contents.class_names(run.samples)),
         pictures=pictures,
         relabelled=any(picture.trained != picture.true for picture in pictures),
@@ -76,26 +79,14 @@ def render(run: Run) -> str:
         partition=str(section(result, "partition").get("digest") or ""),
         colour=colours([row.method for row in rows]),
         limits={"gone": share(GONE, 0), "kept": share(KEPT, 0), "signal": SIGNAL, "weak": WEAK},
+        gap_signal=GAP_SIGNAL,
         name_width=min(22, max((len(row.method) for row in rows), default=0)),
         palette_size=PALETTE_SIZE,
         backdoor=any(row.backdoor_success is not None for row in rows),
+        memory=any(row.memory_gap is not None for row in rows),
+        quality=any(row.missed or row.to_quality is not None for row in rows),
+        moments=moments(result),
         undrawn=listing([row.method for row in rows if row.diverged and row.method not in drawn]),
         origin=ORIGIN,
         yardstick=YARDSTICK,
     )
-
-
-def _charts(run: Run) -> list[tuple[str, str, str]]:
-    """Return title, remark on the axis and SVG of each chart."""
-    methods = section(run.result, "methods")
-    colour = colours(list(methods))
-    final = {row.method: row for row in summary_rows(run.result)}
-    origin = final.get(ORIGIN)
-    found = []
-    for key, title in CHARTS:
-        if lines := contents.course(run.result, key):
-            reference = getattr(origin, key) if origin else None
-            low, high = limits(lines, reference)
-            axis = "" if (low, high) == FULL else f"axis from {low:.0f} to {high:.0f} %"
-            found.append((title, axis, line_chart(title, lines, reference, colour)))
-    return found

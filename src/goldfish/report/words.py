@@ -17,6 +17,7 @@ from goldfish.report.formatting import (
     seconds,
 )
 from goldfish.report.reading import Result, section
+from goldfish.report.sentences import gap_left, gap_sentence, seeds_sentence, speed_sentence
 from goldfish.report.summary import ORIGIN, YARDSTICK, SummaryRow, summary_rows
 
 Status = Literal["gone", "partly", "kept", "unclear"]
@@ -62,10 +63,15 @@ def headline(result: Result) -> Headline:
         verdict = f"No verdict: {name} diverged"
         sentences = [f"{name} diverged and gives no model: {_stop(row.diverged)}"]
     else:
-        status, verdict, sentences = _verdict(name, rows, result)
-        sentences += (
-            _removed_class(name, result) + _accuracy(name, rows) + _cost(name, rows, result)
-        )
+        status, verdict, sentences = _with_memory(name, rows, *_verdict(name, rows, result))
+        sentences += [
+            *gap_sentence(name, rows),
+            *_removed_class(name, result),
+            *_accuracy(name, rows),
+            *_cost(name, rows, result),
+            *speed_sentence(name, rows, result),
+            *seeds_sentence(result),
+        ]
     notes = section(section(result, "methods"), name).get("notes") or []
     sentences += [_stop(str(note)) for note in notes]
     return Headline(status, verdict, asked, sentences + _others(name, rows))
@@ -157,6 +163,21 @@ def _verdict(
     if signal < WEAK:
         return "gone", "Gone, as far as a weak backdoor can show", sentences
     return "gone", "Gone, as far as the backdoor test can show", sentences
+
+
+def _with_memory(
+    name: str, rows: Mapping[str, SummaryRow], status: Status, verdict: str, sentences: list[str]
+) -> tuple[Status, str, list[str]]:
+    """Take back a good or an open verdict where the model still knows samples without a trigger."""
+    left = gap_left(name, rows)
+    if left is None or left < KEPT:
+        return status, verdict, sentences
+    if status == "gone":
+        verdict = "The backdoor is gone, but removed samples without a trigger are still known"
+        return "partly", verdict, sentences
+    if status == "unclear":
+        return "kept", "Not gone: the removed samples are still known", sentences
+    return status, verdict, sentences
 
 
 def _yardstick(name: str, rows: Mapping[str, SummaryRow]) -> str:
