@@ -229,7 +229,12 @@ def _run(
             for step in steps:
                 if step.phase not in bars:
                     bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")
-                progress.update(bars[step.phase], completed=step.round, state=_state(step.record))
+                progress.update(
+                    bars[step.phase],
+                    completed=step.round,
+                    total=step.rounds,
+                    state=_state(step.record),
+                )
                 for failure in step.record.get("failures", ()):
                     where = f"{step.phase}, round {step.round}: {failure['client_id']}"
                     progress.console.print(

@@ -29,7 +29,7 @@ from goldfish.experiments.quality import time_to_quality
 from goldfish.experiments.scenario import Scenario, select
 from goldfish.methods import deletion_kind
 from goldfish.training import LocalWorkspace, predict
-from goldfish.types import DeletionRequest, Params
+from goldfish.types import DeletionRequest, Params, Scalar
 from goldfish.version import __version__
 
 SCHEMA = 1
@@ -43,6 +43,8 @@ class Outcome:
     params: Params
     records: Sequence[Mapping[str, Any]]
     states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
+    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    """What its last round remembered."""
     notes: Sequence[str] = ()
     history_bytes: int = 0
     """Bytes that the server kept during the original training for this method."""

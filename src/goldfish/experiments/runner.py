@@ -109,7 +109,12 @@ def _run_method(
         preparation = yield from _run_phase(own, _bind(method.prepare, settings), run, evaluator)
         before = preparation
         trained = replace(
-            trained, params=preparation.params, phase=own.phase, method=method.name, history={}
+            trained,
+            params=preparation.params,
+            phase=own.phase,
+            method=method.name,
+            history={},
+            memo=preparation.memo,
         )
     records: list[dict[str, Any]] = []
     honoured: list[DeletionRequest] = []
@@ -136,7 +141,7 @@ def _run_method(
         honoured += stage
         notes = method.notes(plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
-        trained = replace(trained, params=after.params, phase=plan.phase)
+        trained = replace(trained, params=after.params, phase=plan.phase, memo=after.memo)
     return Outcome(before.params, records, notes=tuple(notes), preparation=preparation)
 
 
@@ -169,12 +174,13 @@ def _run_phase(
     done = checkpoint.round if checkpoint else 0
     kept = checkpoint.states if checkpoint else {}
     params = checkpoint.params if checkpoint else plan.fresh
+    memo = checkpoint.memo if checkpoint else {}
     plan.federation.restore(_merge(states or {}, kept))
     yield Progress(plan.phase, done, plan.rounds, records[-1] if records else {})
     if checkpoint is None or not checkpoint.final:
         last = Round(done, params, (), (), 0, memo=checkpoint.memo) if checkpoint else None
         for this, seconds in timed(begin(replace(plan, last=last))):
-            before, params, kept = params, this.params, _own(plan)
+            before, params, kept, memo = params, this.params, _own(plan), this.memo
             cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
             measured = evaluator.measure(params)
             measured.pop("per_class")
@@ -192,8 +198,8 @@ def _run_phase(
             run.save(
                 plan.phase, Checkpoint(this.index, params, kept, this.final, this.memo), record
             )
-            yield Progress(plan.phase, this.index, plan.rounds, record)
-    return Outcome(params, records, kept)
+            yield Progress(plan.phase, this.index, this.index if this.final else plan.rounds, record)
+    return Outcome(params, records, kept, memo)
 
 
 def _own(plan: Plan) -> States:

@@ -120,12 +120,13 @@ class InProcess:
         """
         for task in tasks:
             client = removal.split(self._clients[task.client_id], task.requests)
-            if not len(client.retained):
+            data = client.retained if len(client.retained) else client.removed
+            if not data:
                 continue
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 model = self.model().train()
                 try:
-                    inputs, _ = client.retained.batch(torch.tensor([0, 0]))
+                    inputs, _ = data.batch(torch.tensor([0, 0]))
                     before = torch.get_rng_state()
                     model(inputs.cpu())
                 except Exception:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from goldfish.errors import ConfigError, unknown
+from goldfish.methods.fed_eraser import FED_ERASER
+from goldfish.methods.fed_recovery import FED_RECOVERY
 from goldfish.methods.goldfish import GOLDFISH
+from goldfish.methods.goldfish_warm import GOLDFISH_WARM
+from goldfish.methods.gradient_ascent import GRADIENT_ASCENT
+from goldfish.methods.incompetent_teacher import INCOMPETENT_TEACHER
 from goldfish.methods.method import (
     Method,
     Plan,
@@ -11,9 +16,22 @@ from goldfish.methods.method import (
     deletion_kind,
     refuse_unhandled,
 )
-from goldfish.methods.retrain import RETRAIN
+from goldfish.methods.rapid_retrain import RAPID_RETRAIN
+from goldfish.methods.retrain import RETRAIN, RETRAIN_TUNED
+from goldfish.methods.sisa import SISA
 
-METHODS: dict[str, Method] = {"goldfish": GOLDFISH, "retrain": RETRAIN}
+METHODS: dict[str, Method] = {
+    "goldfish": GOLDFISH,
+    "goldfish-warm": GOLDFISH_WARM,
+    "retrain": RETRAIN,
+    "retrain-tuned": RETRAIN_TUNED,
+    "rapid-retrain": RAPID_RETRAIN,
+    "incompetent-teacher": INCOMPETENT_TEACHER,
+    "sisa": SISA,
+    "fed-eraser": FED_ERASER,
+    "fed-recovery": FED_RECOVERY,
+    "gradient-ascent": GRADIENT_ASCENT,
+}
 
 
 def method_named(name: str) -> Method:
@@ -23,4 +41,12 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Method", "Plan", "count_kept_models", "deletion_kind", "method_named", "refuse_unhandled"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "Plan",
+    "count_kept_models",
+    "deletion_kind",
+    "method_named",
+    "refuse_unhandled",
+]

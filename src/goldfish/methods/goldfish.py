@@ -1,6 +1,7 @@
 """Goldfish (Wang, Zhu, Chen and Esteves-Verissimo): a fresh student taught by the old model.
 
-The server's side of Algorithm 1 and, for each client, the step that trains its student.
+The server's side of Algorithm 1 and, for each client, the step that trains its student. That the
+student may start from the old model instead (``student = "teacher"``) is ours.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import cast
 
 from goldfish.errors import ConfigError
-from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.method import Method, Plan, deletion_kind, federated_rounds
 from goldfish.methods.steps import (
     answer,
     nothing_to_learn,
@@ -32,18 +33,22 @@ from goldfish.unlearning.optimization import (
 )
 
 
+SOURCE = "Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish: An Efficient Federated Unlearning Framework, 2024"
+
+
 def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
-    """Yield the rounds of Algorithm 1: teacher and fresh student to all clients, then aggregate."""
+    """Yield the rounds of Algorithm 1: teacher and student to all clients, then aggregate."""
     settings = cast("GoldfishSettings", settings)
     if plan.original is None:
         raise ConfigError("Goldfish needs the model to unlearn from: it is the teacher.")
     _check_shards(plan.training, settings)
+    _check_student(plan, settings)
     rounds = federated_rounds(
         plan,
         STEPS,
         "goldfish",
         {**plan.training.to_task(), **settings.to_task()},
-        start=plan.fresh,
+        start=plan.original if settings.student == "teacher" else plan.fresh,
         constants={"teacher": plan.original},
         adaptive=settings.adaptive_weights,
     )
@@ -60,7 +65,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         return
     for this in rounds:
         reached = plan.server.score(this.params).loss <= target
-        yield replace(this, final=reached)
+        yield replace(this, final=this.final or reached)
         if reached:
             return
 
@@ -167,18 +172,40 @@ def _check_shards(training: TrainingSettings, settings: GoldfishSettings) -> Non
         )
 
 
-def _notes(plan: Plan, _settings: Settings) -> Sequence[str]:
-    if plan.training.shards == 1:
-        return ()
-    if plan.training.shard_mode == "shared":
-        return (
-            "Shards were shared: every shard started its rounds from a global model that had seen "
-            "the removed data, so the checkpoints that unlearning started from are not free of it.",
+def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
+    if settings.student == "fresh":
+        return
+    gone = [r.client_id for r in plan.requests if deletion_kind(r) == "client"]
+    if gone:
+        raise ConfigError(
+            f"{gone[0]} leaves with all of its data, so nobody is left to unteach the old model: "
+            'use student = "fresh".'
         )
-    return (
-        "Shards were isolated: the checkpoints that unlearning started from never saw the removed "
-        "data. The teacher did, and teaches on the remaining data.",
-    )
+    if settings.round_stop:
+        raise ConfigError(
+            "round_stop waits until the student is as good as the teacher, and one that starts "
+            'from the teacher is so at once: leave it off, or use student = "fresh".'
+        )
+
+
+def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
+    notes = []
+    if cast("GoldfishSettings", settings).student == "teacher":
+        notes.append(
+            "The student started from the old model: what the removed data taught it to do fades, "
+            "but most of what it remembers of single removed samples stays."
+        )
+    if plan.training.shards > 1 and plan.training.shard_mode == "shared":
+        notes.append(
+            "Shards were shared: every shard started its rounds from a global model that had seen "
+            "the removed data, so the checkpoints that unlearning started from are not free of it."
+        )
+    elif plan.training.shards > 1:
+        notes.append(
+            "Shards were isolated: the checkpoints that unlearning started from never saw the "
+            "removed data. The teacher did, and teaches on the remaining data."
+        )
+    return notes
 
 
 GOLDFISH = Method(
@@ -187,5 +214,7 @@ GOLDFISH = Method(
     settings=GoldfishSettings,
     steps=STEPS,
     unlearn=unlearn,
+    keeps="with shards, every client's shard models",
+    source=SOURCE,
     notes=_notes,
 )

@@ -194,7 +194,7 @@ def ask(
     updates = _check(replies, len(tasks), index, plan)
     if not updates and not may_be_empty:
         raise nothing_left(plan, index)
-    return Asked(index, updates, replies, _bytes_sent(tasks, replies, first=index == 1))
+    return Asked(index, updates, replies, bytes_sent(tasks, replies, first=index == 1))
 
 
 def nothing_left(plan: Plan, index: int) -> ConfigError:
@@ -264,7 +264,7 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
     return updates
 
 
-def _bytes_sent(tasks: Sequence[Task], replies: RoundReplies, *, first: bool) -> int:
+def bytes_sent(tasks: Sequence[Task], replies: RoundReplies, *, first: bool) -> int:
     """Count what crosses the wire: arrays both ways; constants travel in the first round only."""
     down = sum(num_bytes(p) for t in tasks for p in t.arrays.values())
     once = sum(num_bytes(p) for t in tasks for p in t.constants.values()) if first else 0

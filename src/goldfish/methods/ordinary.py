@@ -5,7 +5,8 @@ It makes the original model, and it is the client's side of retraining from scra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 from goldfish.methods.method import Plan, federated_rounds
 from goldfish.methods.steps import (
@@ -27,6 +28,9 @@ from goldfish.training import (
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.optimization import combine, partition_shards
 
+Fit: TypeAlias = Callable[..., Fitted]
+"""The training loop, :func:`goldfish.training.fit`, or that loop with more arguments given."""
+
 
 def train(plan: Plan, start: Params) -> Iterator[Round]:
     """Yield the rounds of ordinary training from ``start`` on the clients' remaining data."""
@@ -42,12 +46,18 @@ def train(plan: Plan, start: Params) -> Iterator[Round]:
 
 def train_step(task: Task, client: Client, workspace: Workspace) -> Update:
     """Train the model on the client's remaining data: ``LocalTraining`` of Algorithm 1."""
+    return local_training(task, client, workspace, fit)
+
+
+def local_training(task: Task, client: Client, workspace: Workspace, fit: Fit) -> Update:
+    """Train the model, or that of each shard, on the client's remaining data with ``fit``."""
     settings = TrainingSettings.from_task(task.config)
     if len(client.retained) == 0:
         return nothing_to_learn(task)
     if settings.shards > 1:
-        return _train_shards(task, client, workspace, settings)
-    params, fitted = _train_on(task, client.retained, workspace, settings, task.arrays["model"])
+        return _train_shards(task, client, workspace, settings, fit)
+    start = task.arrays["model"]
+    params, fitted = _train_on(task, client.retained, workspace, settings, start, fit)
     return answer(task, params, len(client.retained), [fitted])
 
 
@@ -55,7 +65,7 @@ STEPS: Mapping[str, ClientStep] = {"train": train_step}
 
 
 def _train_shards(
-    task: Task, client: Client, workspace: Workspace, settings: TrainingSettings
+    task: Task, client: Client, workspace: Workspace, settings: TrainingSettings, fit: Fit
 ) -> Update:
     """Train each shard's model and combine them by equation (8)."""
     start = task.arrays["model"]
@@ -70,7 +80,7 @@ def _train_shards(
         key = shard_key(str(task.config["phase"]), shard.index)
         begin = kept.get(key, start) if settings.shard_mode == "isolated" else start
         models[shard.index], fitted = _train_on(
-            task, shard.retained, workspace, settings, begin, shard.index
+            task, shard.retained, workspace, settings, begin, fit, shard.index
         )
         kept[key] = models[shard.index]
         fits.append(fitted)
@@ -83,6 +93,7 @@ def _train_on(
     workspace: Workspace,
     settings: TrainingSettings,
     start: Params,
+    fit: Fit,
     *purpose: int,
 ) -> tuple[Params, Fitted]:
     model = workspace.load("student", start)

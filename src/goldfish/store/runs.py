@@ -27,6 +27,9 @@ class KeptHistory(Mapping[int, HistoryEntry]):
             raise KeyError(index)
         return self._run.load_history(index)
 
+    def __contains__(self, index: object) -> bool:
+        return index in self._rounds
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._rounds)
 

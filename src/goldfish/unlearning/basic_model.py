@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from goldfish.errors import DivergenceError
 from goldfish.training import (
     Batch,
+    Feed,
     Fitted,
     Loss,
     NonNegative,
@@ -47,6 +48,8 @@ from goldfish.unlearning.optimization import excess_empirical_risk
 class GoldfishSettings(Settings):
     """The settings of the Goldfish method. A weight of 0 switches its term off."""
 
+    student: Literal["fresh", "teacher"] = "fresh"
+    """The student starts from fresh weights, as in the paper, or from the teacher's."""
     temperature: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0
     """Distillation temperature (T0 of equation 11)."""
     adaptive_temperature: bool = True
@@ -106,21 +109,9 @@ def retrain_student(
     forget: Iterator[tuple[Tensor, Tensor]] | None = None
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
-        forget = _removed_batches(removed, size, removed_generator, transform)
-
-    def feed(positions: Tensor) -> Batch:
-        batch = plain(positions)
-        device = batch.inputs.device
-        teacher_logits = None
-        if known is not None:
-            teacher_logits = known[positions].to(device)
-        elif settings.mu_d > 0:
-            teacher_logits = _logits(teacher, batch.inputs)
-        if forget is None:
-            return replace(batch, teacher_logits=teacher_logits)
-        inputs, labels = next(forget)
-        lost = inputs.to(device), labels.to(device)
-        return replace(batch, teacher_logits=teacher_logits, removed=lost)
+        forget = removed_batches(removed, size, removed_generator, transform)
+    asked = teacher if settings.mu_d > 0 else None
+    feed = taught_feed(plain, asked if known is None else known, forget)
 
     stop = None
     if settings.local_stop and training.local_epochs > 1:
@@ -143,7 +134,7 @@ def retrain_student(
             stop=stop,
         )
     except DivergenceError as error:
-        if settings.removed_term == "literal":
+        if settings.removed_term == "literal" and removed is not None:
             raise DivergenceError(
                 f'{error}; removed_term = "literal" subtracts a loss that has no upper bound: '
                 'set removed_term = "capped" (the default) or "smooth"'
@@ -207,7 +198,7 @@ def removed_batch_size(batch_size: int, num_retained: int, num_removed: int) -> 
     return min(batch_size, num_removed, math.ceil(batch_size * num_removed / num_retained))
 
 
-def _removed_batches(
+def removed_batches(
     removed: Examples, size: int, generator: torch.Generator, transform: Transform | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield mini-batches of removed data without end, each pass in a new order."""
@@ -217,8 +208,36 @@ def _removed_batches(
             yield (inputs if transform is None else transform(inputs, generator)), labels
 
 
+def taught_feed(
+    plain: Feed,
+    teacher: nn.Module | Tensor | None,
+    forget: Iterator[tuple[Tensor, Tensor]] | None,
+) -> Feed:
+    """Return a feed that adds what the teacher says and a mini-batch of removed data.
+
+    ``teacher`` is its logits of all remaining data where they are known, else the model, which
+    is then asked batch by batch.
+    """
+
+    def feed(positions: Tensor) -> Batch:
+        batch = plain(positions)
+        device = batch.inputs.device
+        said, lost = None, None
+        if isinstance(teacher, Tensor):
+            said = teacher[positions].to(device)
+        elif teacher is not None:
+            said = teacher_logits(teacher, batch.inputs)
+        if forget is not None:
+            inputs, labels = next(forget)
+            lost = inputs.to(device), labels.to(device)
+        return replace(batch, teacher_logits=said, removed=lost)
+
+    return feed
+
+
 @torch.no_grad()
-def _logits(teacher: nn.Module, inputs: Tensor) -> Tensor:
+def teacher_logits(teacher: nn.Module, inputs: Tensor) -> Tensor:
+    """Return what a teacher says of a batch: in evaluation mode, without gradients."""
     teacher.eval()
     logits: Tensor = teacher(inputs)
     return logits

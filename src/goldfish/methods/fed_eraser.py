@@ -1,0 +1,224 @@
+"""FedEraser: rebuild the model from kept updates, each turned by a short calibration.
+
+Liu, Ma, Yang, Wang and Liu, "FedEraser: Enabling Efficient Client-Level Data Removal from Federated
+Learning Models", IWQoS 2021. During training the server keeps every client's update of one round
+in ``keep_every``. To unlearn, it goes through the kept rounds, from the initial model on: the
+remaining clients take a few local steps from the current unlearned model; that says in which
+*direction* an update without the removed data points. The kept update says how *long* it is.
+
+The start of any later kept round has seen the removed data, so only that of round 1, the
+initialisation, is used; round 1 is therefore always kept. Its updates were computed from a model
+that had seen nothing: those of clients that remove nothing are used as they are, without asking.
+
+What is ours:
+
+- Direction and length are per tensor. Lengths of updates differ between layers by orders of
+  magnitude; one length for the whole model would let the layer that dominates the calibration
+  decide how far all others go.
+- The calibration may also be given in steps. Mind that a short one is stretched: its first
+  direction is followed for the length of a whole round, past where it would have turned.
+- A tensor that did not move in the calibration has no direction and stays as it is.
+- Buffers (BatchNorm's statistics) are taken from the calibration as they are: they are no updates,
+  and a stretched variance can become negative.
+- The paper removes whole clients. When a client removes samples or a class, it calibrates on the
+  data that it retains, and its kept updates, which the removed data helped to make, give the length
+  alone. Those lengths, as those of all other clients after round 1, were measured on the original
+  trajectory: what is left of the removed data is in them, so the result is approximate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, cast
+
+from pydantic import Field
+from torch import Tensor
+
+from goldfish import params as P  # noqa: N812
+from goldfish.errors import ConfigError
+from goldfish.methods.history import kept_updates, weight_names
+from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind
+from goldfish.methods.steps import (
+    answer,
+    nothing_to_learn,
+    task_generator,
+    task_learning_rate,
+    transform_of,
+)
+from goldfish.training import (
+    Count,
+    Settings,
+    TrainingSettings,
+    cross_entropy_objective,
+    fit,
+    plain_feed,
+)
+from goldfish.types import (
+    Client,
+    ClientStep,
+    HistoryEntry,
+    Params,
+    Round,
+    RoundReplies,
+    Scalar,
+    Task,
+    Update,
+    Workspace,
+)
+
+
+class FedEraserSettings(Settings):
+    """How often updates are kept, and how long a client calibrates."""
+
+    keep_every: Count = 2
+    """The server keeps all updates of one round in so many (the paper's interval)."""
+    calibration_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of an ordinary round's local steps that a calibration takes (the paper's ratio)."""
+    calibration_steps: Count | None = None
+    """Local steps of a calibration, instead of the share; at most those of an ordinary round."""
+
+
+def kept_rounds(settings: Settings, rounds: int) -> Sequence[int]:
+    """Return the rounds 1, 1 + k, 1 + 2k, ...: the first one always, it starts from nothing."""
+    return range(1, rounds + 1, cast("FedEraserSettings", settings).keep_every)
+
+
+def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+    """Yield one round for each kept round; the last one is final.
+
+    What was kept sets their number: ``plan.rounds`` neither shortens nor prolongs it. A schedule
+    of the step size spans the kept rounds. The clients of a round are those whose updates were kept
+    in it, less those that left; they are weighted by samples.
+    """
+    settings = cast("FedEraserSettings", settings)
+    indices = [i for i in sorted(plan.history) if (i - 1) % settings.keep_every == 0]
+    initial = plan.history[1].start
+    weights = weight_names(plan.federation.model, initial)
+    plan = replace(plan, rounds=len(indices))
+    config = {**plan.training.to_task(), **settings.to_task()}
+    params = plan.last.params if plan.last else initial
+    for index in range(plan.last.index + 1 if plan.last else 1, plan.rounds + 1):
+        entry = plan.history[indices[index - 1]]
+        kept = _remaining(plan, entry)
+        untouched = _untouched(plan, kept) if index == 1 else {}
+        asked = _ask(plan, index, params, config, [c for c in kept if c not in untouched])
+        models = {client_id: update.params for client_id, update in untouched.items()}
+        sizes = {client_id: update.num_examples for client_id, update in untouched.items()}
+        for update in asked.updates:
+            before = P.subtract(kept[update.client_id].params, entry.start)
+            change = calibrated_update(before, P.subtract(update.params, params), weights)
+            models[update.client_id] = P.add(params, change)
+            sizes[update.client_id] = update.num_examples
+        if models:
+            params = P.weighted_mean(models.values(), list(sizes.values()))
+        final = index == plan.rounds
+        if final and P.distance(params, initial) == 0:
+            raise ConfigError(
+                "No client has any data left in any kept round: there is nothing to learn from."
+            )
+        yield asked.finish(params, final=final)
+
+
+def calibrated_update(kept: Params, calibration: Params, weights: Collection[str]) -> Params:
+    """Return an update with the direction of ``calibration`` and the length of ``kept``.
+
+    Both are changes of a model; lengths are Euclidean norms, tensor by tensor. What is not among
+    ``weights`` is that of the calibration.
+    """
+    return {
+        name: _with_length(change, kept[name].norm()) if name in weights else change
+        for name, change in calibration.items()
+    }
+
+
+def calibrate_step(task: Task, client: Client, workspace: Workspace) -> Update:
+    """Take a few steps of ordinary training on the client's remaining data."""
+    if len(client.retained) == 0:
+        return nothing_to_learn(task)
+    training = TrainingSettings.from_task(task.config)
+    model = workspace.load("student", task.arrays["model"])
+    order = task_generator(task, "batches")
+    device = next(model.parameters()).device
+    fitted = fit(
+        model,
+        len(client.retained),
+        plain_feed(client.retained, device, order, transform_of(training)),
+        cross_entropy_objective,
+        training,
+        learning_rate=task_learning_rate(task, training),
+        generator=order,
+        max_steps=_calibration_steps(task, training, len(client.retained)),
+    )
+    return answer(task, P.params_of(model), len(client.retained), [fitted])
+
+
+STEPS: Mapping[str, ClientStep] = {"calibrate": calibrate_step}
+
+
+def _calibration_steps(task: Task, training: TrainingSettings, num_examples: int) -> int:
+    settings = FedEraserSettings.from_task(task.config)
+    if settings.calibration_steps is not None:
+        return settings.calibration_steps
+    ordinary = training.local_epochs * math.ceil(num_examples / training.batch_size)
+    return max(1, round(settings.calibration_ratio * ordinary))
+
+
+def _remaining(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:
+    """Return the kept updates of a round but for those of clients that left."""
+    gone = {r.client_id for r in plan.requests if deletion_kind(r) == "client"}
+    return {c: update for c, update in kept_updates(plan, entry).items() if c not in gone}
+
+
+def _untouched(plan: Plan, kept: Mapping[str, Update]) -> dict[str, Update]:
+    """Return those of the first round's updates that no removed sample had a part in."""
+    asking = {request.client_id for request in plan.requests}
+    return {client_id: update for client_id, update in kept.items() if client_id not in asking}
+
+
+def _ask(
+    plan: Plan, index: int, params: Params, config: Mapping[str, Scalar], clients: Sequence[str]
+) -> Asked:
+    """Let the clients calibrate; nobody to ask is no error."""
+    if not clients:
+        return Asked(index, (), RoundReplies((), ()), 0)
+    return ask(plan, STEPS, "calibrate", index, params, config, clients=clients, may_be_empty=True)
+
+
+def _with_length(change: Tensor, length: Tensor) -> Tensor:
+    """Return ``change`` stretched or shrunk to ``length``; without a direction it stays 0."""
+    own = change.norm()
+    return change if own == 0 else change * (length / own)
+
+
+def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
+    every = cast("FedEraserSettings", settings).keep_every
+    notes = [
+        "The length of each client's updates comes from a training that saw the removed data; only "
+        f"their direction is new. Kept: one round in {every}.",
+    ]
+    if any(deletion_kind(r) != "client" for r in plan.requests):
+        notes.append(
+            "The paper removes whole clients; removing samples or a class goes past it: the client "
+            "that asks calibrates on what it retains."
+        )
+    return notes
+
+
+FED_ERASER = Method(
+    name="fed-eraser",
+    summary="Rebuild the model from kept updates: calibrated direction, kept length.",
+    settings=FedEraserSettings,
+    steps=STEPS,
+    unlearn=unlearn,
+    kind="update adjustment",
+    guarantee="approximate",
+    source=(
+        "Liu, Ma, Yang, Wang, Liu: FedEraser: Enabling Efficient Client-Level Data Removal from "
+        "Federated Learning Models. IWQoS 2021"
+    ),
+    keeps="every client's update of one round in keep_every, on the server",
+    kept_rounds=kept_rounds,
+    notes=_notes,
+)

@@ -1,0 +1,205 @@
+"""Projected gradient ascent: undo the learning of the removed data, then repair the rest.
+
+Halimi, Kadhe, Rawat and Baracaldo: "Federated Unlearning: How to Efficiently Erase a Client in
+FL?", 2022. In the first round the clients that ask for a deletion, and they alone, *raise* the old
+model's loss on what they remove, inside an L2 ball; the other rounds are ordinary training on the
+remaining data.
+
+Ours: a client may remove a part of its data, and several clients may ask at once (the server
+averages their models by the number of removed samples). The ball is centred on the old model, where
+the authors take the mean of the other clients' last models, which would have to be kept. The ascent
+ends by the loss on a mini-batch, where the authors watch an accuracy. It sees the model as it
+predicts, so that BatchNorm keeps its statistics and a single sample can be removed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from goldfish.errors import ConfigError
+from goldfish.methods import ordinary
+from goldfish.methods.method import Method, Plan, ask, average, nothing_left
+from goldfish.methods.steps import (
+    answer,
+    nothing_to_learn,
+    task_generator,
+    task_learning_rate,
+    transform_of,
+)
+from goldfish.params import distance, params_of
+from goldfish.training import (
+    Batch,
+    Count,
+    LocalWorkspace,
+    Loss,
+    Positive,
+    Precondition,
+    Settings,
+    TrainingSettings,
+    fit,
+    plain_feed,
+)
+from goldfish.types import Client, ClientStep, Params, Round, Task, Update, Workspace
+
+
+class GradientAscentSettings(Settings):
+    """The settings of projected gradient ascent; step size and momentum are the training's."""
+
+    radius: Positive = 1 / 3
+    """How far the ascent may go, as a share of the distance from the old to a fresh model."""
+    ascent_epochs: Count = 5
+    """Passes over the removed data, unless the ascent ends before."""
+    ascent_stop: Positive = 10.0
+    """End once a mini-batch's loss exceeds so many times ln K, the loss of a uniform guess."""
+    clip: Positive = 5.0
+    """Longer gradients of the ascent are shortened to this length."""
+
+
+def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+    """Yield the round of the ascent, then rounds of ordinary training on the remaining data."""
+    settings = cast("GradientAscentSettings", settings)
+    if plan.original is None:
+        raise ConfigError("Gradient ascent needs the model to unlearn from.")
+    last = plan.last
+    if last is None:
+        last = _ascent_round(plan, plan.original, settings)
+        yield last
+    yield from ordinary.train(replace(plan, last=last), plan.original)
+
+
+def _ascent_round(plan: Plan, original: Params, settings: GradientAscentSettings) -> Round:
+    """Let those clients ascend whose requests the old model is not free of yet."""
+    new = [request for request in plan.requests if request not in plan.honoured]
+    askers = {request.client_id for request in new}
+    # The data of a client that fails here would stay in the model: all of them must answer.
+    training = plan.training.model_copy(update={"quorum": 1.0})
+    asked = ask(
+        replace(plan, requests=new, training=training),
+        STEPS,
+        "ascend",
+        1,
+        original,
+        {**training.to_task(), **settings.to_task(), "distance": settings.radius * _reach(plan)},
+        clients=[client_id for client_id in plan.federation.client_ids if client_id in askers],
+        may_be_empty=True,
+    )
+    if not asked.updates:
+        raise ConfigError("The clients that ask hold nothing of what they want removed.")
+    left = sum(update.metrics["retained"] for update in asked.updates)
+    if not left and len(asked.updates) == len(plan.federation.client_ids):
+        raise nothing_left(plan, 1)
+    return asked.finish(average(asked.updates), final=plan.rounds == 1)
+
+
+def _reach(plan: Plan) -> float:
+    """Return the distance between the weights of the old and the fresh model, without buffers."""
+    original = cast("Params", plan.original)
+    model = LocalWorkspace(plan.federation.model).load("old", original)
+    weights = [name for name, _ in model.named_parameters()]
+    return distance({n: original[n] for n in weights}, plan.fresh)
+
+
+def ascend_step(task: Task, client: Client, workspace: Workspace) -> Update:
+    """Raise the model's loss on what the client removes; what it keeps is not looked at."""
+    settings = GradientAscentSettings.from_task(task.config)
+    training = TrainingSettings.from_task(task.config)
+    if client.removed is None:
+        return _also(nothing_to_learn(task), client)
+    model = workspace.load("student", task.arrays["model"])
+    order = task_generator(task, "removed")
+    fitted = fit(
+        model,
+        len(client.removed),
+        plain_feed(client.removed, next(model.parameters()).device, order, transform_of(training)),
+        ascent_objective,
+        training.model_copy(update={"local_epochs": settings.ascent_epochs}),
+        learning_rate=task_learning_rate(task, training),
+        generator=order,
+        precondition=clipping(settings.clip),
+        after_step=projection(model, float(task.config["distance"]), settings.ascent_stop),
+    )
+    return _also(answer(task, params_of(model), len(client.removed), [fitted]), client)
+
+
+STEPS: Mapping[str, ClientStep] = {"ascend": ascend_step, **ordinary.STEPS}
+
+
+def ascent_objective(model: nn.Module, batch: Batch) -> Loss:
+    """Return minus the loss: what descends on it ascends on the loss.
+
+    The risk is the loss over ln K: 1 is a uniform guess.
+    """
+    model.eval()  # BatchNorm keeps its statistics; it could not train on a single sample.
+    logits = model(batch.inputs)
+    loss = F.cross_entropy(logits, batch.labels)
+    return Loss(-loss, risk=loss / math.log(logits.shape[-1]))
+
+
+def clipping(longest: float) -> Precondition:
+    """Return what shortens a model's gradient, all weights together, to ``longest``."""
+
+    def clip(model: nn.Module, _batch: Batch) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), longest)
+
+    return clip
+
+
+def projection(
+    model: nn.Module, radius: float, highest: float
+) -> Callable[[nn.Module, Loss], bool]:
+    """Return what keeps the weights within ``radius`` of those that ``model`` has now.
+
+    It ends the training once the risk of a step's mini-batch exceeds ``highest``.
+    """
+    centre = [weight.detach().clone() for weight in model.parameters()]
+
+    def after_step(model: nn.Module, loss: Loss) -> bool:
+        project(list(model.parameters()), centre, radius)
+        return loss.risk.item() > highest
+
+    return after_step
+
+
+@torch.no_grad()
+def project(weights: Sequence[Tensor], centre: Sequence[Tensor], radius: float) -> None:
+    """Move weights outside the L2 ball to its nearest point, in place."""
+    ways = [weight - middle for weight, middle in zip(weights, centre, strict=True)]
+    length = torch.stack([torch.linalg.vector_norm(way) for way in ways]).norm().item()
+    if length <= radius:
+        return
+    for weight, middle, way in zip(weights, centre, ways, strict=True):
+        weight.copy_(middle + way * (radius / length))
+
+
+def _also(update: Update, client: Client) -> Update:
+    """Tell the server how much the client keeps."""
+    return replace(update, metrics={**update.metrics, "retained": len(client.retained)})
+
+
+def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
+    return (
+        "The ascent raises the loss; it does not erase what was learned. Training on the remaining "
+        "data afterwards can bring a part of it back.",
+    )
+
+
+GRADIENT_ASCENT = Method(
+    name="gradient-ascent",
+    summary="Raise the old model's loss on the removed data, then train on: the simple first try.",
+    settings=GradientAscentSettings,
+    steps=STEPS,
+    unlearn=unlearn,
+    kind="update adjustment",
+    source=(
+        "Halimi, Kadhe, Rawat, Baracaldo: Federated Unlearning: How to Efficiently Erase a Client "
+        "in FL?, 2022"
+    ),
+    notes=_notes,
+)

@@ -1,0 +1,172 @@
+"""The incompetent teacher (the Goldfish paper's B3): unlearn by bad teaching.
+
+Chundawat, Tarun, Mandal and Kankanhalli: "Can Bad Teaching Induce Forgetting? Unlearning in Deep
+Networks Using an Incompetent Teacher", AAAI 2023. The student starts from the old model. On
+remaining data it imitates the old model, the competent teacher; on removed data a randomly
+initialised one, the incompetent teacher. No label is ever used.
+
+Ours: the federation (each client trains on its own mixture of remaining and removed data, and
+counts by the size of that mixture, so that the sum over the clients is the authors' loss over all
+data), and that all remaining data is used, of which the authors take a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from goldfish.errors import ConfigError
+from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.steps import (
+    answer,
+    nothing_to_learn,
+    task_generator,
+    task_learning_rate,
+    transform_of,
+)
+from goldfish.params import params_of
+from goldfish.training import (
+    Batch,
+    Loss,
+    Objective,
+    Positive,
+    Settings,
+    TrainingSettings,
+    fit,
+    plain_feed,
+    predict,
+)
+from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
+from goldfish.unlearning.basic_model import (
+    removed_batch_size,
+    removed_batches,
+    taught_feed,
+    teacher_logits,
+)
+
+
+class IncompetentTeacherSettings(Settings):
+    """The settings of the incompetent teacher."""
+
+    temperature: Positive = 1.0
+    """Temperature at which the student imitates its teachers."""
+
+
+def imitation_loss(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
+    """Return KL(teacher || student) at ``temperature``, the mean over the samples."""
+    student = F.log_softmax(student_logits / temperature, dim=-1)
+    teacher = F.log_softmax(teacher_logits / temperature, dim=-1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+def bad_teaching_loss(
+    logits: Tensor,
+    competent_logits: Tensor,
+    removed_logits: Tensor,
+    incompetent_logits: Tensor,
+    temperature: float,
+) -> Tensor:
+    """Return the mean over both parts of the batch, each sample imitating its own teacher."""
+    student = torch.cat([logits, removed_logits])
+    return imitation_loss(student, torch.cat([competent_logits, incompetent_logits]), temperature)
+
+
+def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+    """Yield rounds from the old model; both teachers stay the same and travel once."""
+    settings = cast("IncompetentTeacherSettings", settings)
+    if plan.original is None:
+        raise ConfigError("The incompetent teacher needs the model to unlearn from.")
+    return federated_rounds(
+        plan,
+        STEPS,
+        "bad-teaching",
+        {**plan.training.to_task(), **settings.to_task()},
+        start=plan.original,
+        constants={"competent": plan.original, "incompetent": plan.fresh},
+        adaptive=plan.training.aggregation == "adaptive",
+    )
+
+
+def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Update:
+    """Train the student on one client: its remaining data, and its removed data where it has any.
+
+    Shards are not used: the student is one model.
+    """
+    training = TrainingSettings.from_task(task.config)
+    temperature = IncompetentTeacherSettings.from_task(task.config).temperature
+    retained, removed = client.retained, client.removed
+    if len(retained) == 0:
+        return nothing_to_learn(task)
+    student = workspace.load("student", task.arrays["model"])
+    competent = workspace.load("teacher", task.constants["competent"])
+    incompetent = workspace.load("incompetent", task.constants["incompetent"])
+    order, transform = task_generator(task, "batches"), transform_of(training)
+    forget = None
+    if removed is not None:
+        size = removed_batch_size(training.batch_size, len(retained), len(removed))
+        forget = removed_batches(removed, size, task_generator(task, "removed"), transform)
+    plain = plain_feed(retained, next(student.parameters()).device, order, transform)
+    # The teacher's logits do not change, so without augmentation one pass serves all epochs.
+    known = predict(competent, retained) if transform is None else competent
+    fitted = fit(
+        student,
+        len(retained),
+        taught_feed(plain, known, forget),
+        bad_teaching_objective(incompetent, temperature),
+        training,
+        learning_rate=task_learning_rate(task, training),
+        generator=order,
+    )
+    mixture = len(retained) + (0 if removed is None else len(removed))
+    return answer(task, params_of(student), mixture, [fitted])
+
+
+STEPS: Mapping[str, ClientStep] = {"bad-teaching": bad_teaching_step}
+
+
+def bad_teaching_objective(incompetent: nn.Module, temperature: float) -> Objective:
+    """Return the objective: remaining and removed batch in one forward pass of the student."""
+
+    def objective(student: nn.Module, batch: Batch) -> Loss:
+        competent_logits = cast("Tensor", batch.teacher_logits)
+        if batch.removed is None:
+            loss = imitation_loss(student(batch.inputs), competent_logits, temperature)
+            return Loss(loss, risk=loss)
+        inputs, _ = batch.removed
+        both = student(torch.cat([batch.inputs, inputs]))
+        logits, removed_logits = both[: len(batch.inputs)], both[len(batch.inputs) :]
+        bad = teacher_logits(incompetent, inputs)
+        total = bad_teaching_loss(logits, competent_logits, removed_logits, bad, temperature)
+        return Loss(total, risk=imitation_loss(logits, competent_logits, temperature))
+
+    return objective
+
+
+def _notes(plan: Plan, _settings: Settings) -> Sequence[str]:
+    notes = [
+        "The student started from the old model: what the removed data taught it to do fades, but "
+        "most of what it remembers of single removed samples stays.",
+    ]
+    if plan.training.shards > 1:
+        notes.append("Shards were not used: each client trained one student on all of its data.")
+    return notes
+
+
+INCOMPETENT_TEACHER = Method(
+    name="incompetent-teacher",
+    summary="The old model, taught by a random one on the removed data (B3): fast, leaves traces.",
+    settings=IncompetentTeacherSettings,
+    steps=STEPS,
+    unlearn=unlearn,
+    kind="update adjustment",
+    deletions=frozenset({"samples", "class"}),
+    source=(
+        "Chundawat, Tarun, Mandal, Kankanhalli: Can Bad Teaching Induce Forgetting? Unlearning in "
+        "Deep Networks Using an Incompetent Teacher, AAAI 2023"
+    ),
+    notes=_notes,
+)

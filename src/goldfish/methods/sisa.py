@@ -1,0 +1,299 @@
+"""SISA: sharded, isolated, sliced, aggregated training, from which data can be removed exactly.
+
+Bourtoule, Chandrasekaran, Choquette-Choo, Jia, Travers, Zhang, Lie and Papernot, "Machine
+Unlearning", IEEE Symposium on Security and Privacy, 2021. The data is divided into shards and each
+shard into slices. One model a shard is trained in isolation, slice by slice, with a checkpoint
+after each; a deletion goes back to the checkpoint before the first slice that lost a sample.
+
+Ours is the step to a federation: every client divides its own data and trains its own members, in
+one round, and the server averages nothing; the global model is the ensemble of all members. A hash
+of seed, client and sample decides where a sample belongs, whatever else there is, so the result of
+a deletion has the very bits of training without the removed samples. (A model that draws random
+numbers in training, as dropout does, is as free of them, but draws others.) The members' mean
+probability decides, which the paper weighs beside the majority's vote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+from torch import Tensor
+
+from goldfish.data import Subset
+from goldfish.errors import ConfigError
+from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind, nothing_left
+from goldfish.methods.steps import (
+    answer,
+    nothing_to_learn,
+    shard_key,
+    task_generator,
+    transform_of,
+)
+from goldfish.models import fresh_params
+from goldfish.params import params_of
+from goldfish.randomness import derive_seed
+from goldfish.training import (
+    MEMBERS,
+    Count,
+    Fitted,
+    Settings,
+    TrainingSettings,
+    count_members,
+    cross_entropy_objective,
+    fit,
+    join,
+    learning_rate_at,
+    plain_feed,
+)
+from goldfish.types import (
+    Client,
+    ClientStep,
+    Examples,
+    Params,
+    Round,
+    RoundReplies,
+    Scalar,
+    Task,
+    Update,
+    Workspace,
+)
+
+FEWEST = 2
+"""Samples that training begins with: BatchNorm cannot train on one."""
+
+
+class SisaSettings(Settings):
+    """How SISA divides the data. What its training used, unlearning uses too."""
+
+    sisa_shards: Count = 1
+    """Shards of each client's data (the paper's S is this times the clients)."""
+    slices: Count = 4
+    """Slices of each shard, with a checkpoint after each (the paper's R)."""
+    epochs_per_slice: Count | None = None
+    """Passes over all slices so far after each slice joins; left out: as much work as training."""
+
+
+def epochs_of(settings: SisaSettings, training: TrainingSettings) -> int:
+    """Return the epochs a slice: as set, or for the work of ordinary training.
+
+    With R equal slices, e epochs a slice pass over e (1 + 2 + ... + R) / R = e (R + 1) / 2 times
+    the data. Ordinary training passes over it e' = rounds * local_epochs times, so e is
+    2 e' / (R + 1), the paper's choice, rounded and at least 1.
+    """
+    if settings.epochs_per_slice is not None:
+        return settings.epochs_per_slice
+    return max(1, round(2 * training.rounds * training.local_epochs / (settings.slices + 1)))
+
+
+def place_of(sample_id: str, client_id: str, seed: int, settings: SisaSettings) -> tuple[int, int]:
+    """Return the shard and the slice of a sample, which depend on no other sample."""
+    number = derive_seed(seed, "sisa", client_id, sample_id)
+    return number % settings.sisa_shards, number // settings.sisa_shards % settings.slices
+
+
+def slice_key(phase: str, shard: int, place: int, sample_ids: Sequence[str]) -> str:
+    """Return the key of the checkpoint after a slice; shards and slices count from 0.
+
+    A hash of the samples that it was trained on ends it, so a checkpoint is found again exactly
+    if none of them was removed.
+    """
+    return f"{shard_key(phase, shard)}/slice-{place}/{derive_seed(0, *sample_ids):016x}"
+
+
+def separate(ensemble: Params) -> list[Params]:
+    """Return the members of an ensemble: what :func:`goldfish.training.join` joined."""
+    models: list[dict[str, Tensor]] = [{} for _ in range(count_members(ensemble))]
+    for full, tensor in ensemble.items():
+        place, _, name = full.removeprefix(MEMBERS).partition(".")
+        models[int(place)][name] = tensor
+    return list(models)
+
+
+def prepare(plan: Plan, settings: Settings) -> Iterator[Round]:
+    """Yield the one round of SISA's own training: every client trains all its shards."""
+    own = cast("SisaSettings", settings)
+    layout: dict[str, Scalar] = {
+        "sisa_shards": own.sisa_shards,
+        "slices": own.slices,
+        "epochs_per_slice": epochs_of(own, plan.training),
+        "placing_seed": plan.seed,
+        "phases": "[]",
+    }
+    return _one_round(plan, layout, _staying(plan), {})
+
+
+def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+    """Yield the one round of a deletion: clients that lost data retrain what it touched.
+
+    The members of all others stay; those of a client that leaves go, and so do those of one that
+    was asked and failed, since they have seen what must be forgotten.
+    """
+    layout, before = _trained(plan, cast("SisaSettings", settings))
+    losing = {r.client_id for r in plan.requests if r not in plan.honoured}
+    clients = [client_id for client_id in _staying(plan) if client_id in losing]
+    untouched = {c: models for c, models in before.items() if c not in losing}
+    return _one_round(plan, layout, clients, untouched)
+
+
+def sisa_step(task: Task, client: Client, workspace: Workspace) -> Update:
+    """Train each shard on from its last checkpoint that saw no removed sample, slice by slice.
+
+    In training there is none, and each starts from the newly initialised weights that the task
+    brings. A slice that is empty is passed over; a shard that is has no member.
+    """
+    settings = SisaSettings.from_task(task.config)
+    seed, phase = int(task.config["placing_seed"]), str(task.config["phase"])
+    phases: list[str] = json.loads(str(task.config["phases"]))
+    ids = client.retained.ids
+    places = [place_of(sample_id, client.id, seed, settings) for sample_id in ids]
+    state = client.state.arrays
+    kept: dict[str, Params] = {}
+    members: list[Params] = []
+    fits: list[Fitted] = []
+    num_examples = 0
+    for shard, fresh in enumerate(separate(task.arrays["model"])):
+        held = [p for p, (own, _) in enumerate(places) if own == shard]
+        model: Params | None = None
+        for place in range(settings.slices):
+            learned = [p for p in held if places[p][1] <= place]
+            if all(places[p][1] < place for p in learned) or len(learned) < FEWEST:
+                continue
+            samples = [ids[p] for p in learned]
+            old = [slice_key(before, shard, place, samples) for before in phases]
+            known = next((state[key] for key in old if key in state), None)
+            if known is None:
+                examples = Subset(client.retained, learned)
+                known, fitted = _train(task, examples, workspace, model or fresh, shard, place)
+                fits.append(fitted)
+            model = kept[slice_key(phase, shard, place, samples)] = known
+        if model is not None:
+            members.append(model)
+            num_examples += len(held)
+    for key in [key for key in state if key.startswith(f"{phase}/")]:
+        del state[key]
+    state.update(kept)
+    if not members:
+        return nothing_to_learn(task)
+    return answer(task, join(members), num_examples, fits)
+
+
+STEPS: Mapping[str, ClientStep] = {"sisa": sisa_step}
+
+
+def _train(
+    task: Task, examples: Examples, workspace: Workspace, start: Params, shard: int, place: int
+) -> tuple[Params, Fitted]:
+    """Train a member on its slices so far; the step size is that of this share of the rounds."""
+    training = TrainingSettings.from_task(task.config)
+    settings = SisaSettings.from_task(task.config)
+    index = 1 + place * training.rounds // settings.slices
+    model = workspace.load("student", start)
+    order = task_generator(task, "batches", shard, place)
+    fitted = fit(
+        model,
+        len(examples),
+        plain_feed(examples, next(model.parameters()).device, order, transform_of(training)),
+        cross_entropy_objective,
+        training.model_copy(update={"local_epochs": settings.epochs_per_slice}),
+        learning_rate=learning_rate_at(training, index, training.rounds),
+        generator=order,
+    )
+    return params_of(model), fitted
+
+
+def _one_round(
+    plan: Plan,
+    layout: Mapping[str, Scalar],
+    clients: Sequence[str],
+    untouched: Mapping[str, Sequence[Params]],
+) -> Iterator[Round]:
+    """Yield the round in which ``clients`` train, unless it is done already."""
+    if plan.last is not None:
+        return
+    shards = range(int(layout["sisa_shards"]))
+    starts = {
+        client_id: join([_initial(plan, client_id, shard) for shard in shards])
+        for client_id in clients
+    }
+    asked = Asked(1, [], RoundReplies([], []), 0)
+    if clients:
+        config = {**plan.training.to_task(), **layout}
+        asked = ask(
+            plan,
+            STEPS,
+            "sisa",
+            1,
+            plan.fresh,
+            config,
+            clients=clients,
+            starts=starts,
+            may_be_empty=True,
+        )
+    trained = {update.client_id: separate(update.params) for update in asked.updates}
+    members = {**untouched, **trained}
+    ordered = {c: members[c] for c in plan.federation.client_ids if c in members}
+    if not ordered:
+        raise nothing_left(plan, 1)
+    ensemble = join([model for models in ordered.values() for model in models])
+    owners = json.dumps({client_id: len(models) for client_id, models in ordered.items()})
+    phases = json.dumps([plan.phase, *json.loads(str(layout["phases"]))])
+    memo = {**layout, "owners": owners, "phases": phases}
+    yield asked.finish(ensemble, final=True, memo=memo)
+
+
+def _initial(plan: Plan, client_id: str, shard: int) -> Params:
+    return fresh_params(plan.federation.model, plan.seed, "sisa", client_id, shard)
+
+
+def _staying(plan: Plan) -> list[str]:
+    """Return all clients but those that leave; ``participation`` has no part in SISA."""
+    gone = {r.client_id for r in plan.requests if deletion_kind(r) == "client"}
+    return [client_id for client_id in plan.federation.client_ids if client_id not in gone]
+
+
+def _trained(
+    plan: Plan, settings: SisaSettings
+) -> tuple[dict[str, Scalar], dict[str, list[Params]]]:
+    """Return how SISA's training divided the data, and each client's members."""
+    memo = dict(plan.original_memo)
+    if plan.original is None or "owners" not in memo:
+        raise ConfigError(
+            "sisa goes on from its own training, and what that remembered is missing: train with "
+            "goldfish.train(..., method='sisa')."
+        )
+    for name in sorted(settings.model_fields_set):
+        value = getattr(settings, name)
+        if value is not None and value != memo[name]:
+            raise ConfigError(
+                f"{name} is {value}, but the training used {memo[name]}, and its checkpoints "
+                f"fit no other: leave {name} out, or train anew."
+            )
+    models = iter(separate(plan.original))
+    owners: dict[str, int] = json.loads(str(memo.pop("owners")))
+    return memo, {c: [next(models) for _ in range(count)] for c, count in owners.items()}
+
+
+def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
+    return (
+        "SISA's model is an ensemble of members that were each trained on one shard alone: "
+        "compare it with what SISA's own training gave, not with ordinary training.",
+    )
+
+
+SISA = Method(
+    name="sisa",
+    summary="Isolated shards and slices with checkpoints: exact, and retrains only what was hit.",
+    settings=SisaSettings,
+    steps=STEPS,
+    unlearn=unlearn,
+    guarantee="exact",
+    source=(
+        "Bourtoule, Chandrasekaran, Choquette-Choo, Jia, Travers, Zhang, Lie and Papernot, "
+        '"Machine Unlearning", IEEE S&P 2021'
+    ),
+    keeps="on each client, one model for every slice of every shard",
+    prepare=prepare,
+    notes=_notes,
+)
