@@ -53,6 +53,8 @@ class ClientState:
 
     def __init__(self, arrays: Mapping[str, Params] | None = None) -> None:
         self.arrays: dict[str, Params] = dict(arrays or {})
+        self.cache: dict[str, tuple[str, Tensor]] = {}
+        """What can be computed again: for each key a fingerprint of its inputs, and the value."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,10 @@ def test_a_seed_that_diverged_is_named() -> None:
         "similarity": {},
         "cost": {"seconds": 1.0},
     }
-    results = [{"methods": {"goldfish": good}}, {"methods": {"goldfish": {"diverged": "boom"}}}]
+    results: list[dict[str, Any]] = [
+        {"methods": {"goldfish": good}},
+        {"methods": {"goldfish": {"diverged": "boom"}}},
+    ]
     combined = combine_results(results, [4, 5])
     assert combined["methods"]["goldfish"]["diverged"] == "seed 5: boom"
 

@@ -115,7 +115,9 @@ def collect_evidence(
         if isinstance(outcome, Diverged):
             methods[name] = {"diverged": outcome.cause, "rounds": rounds}
             continue
-        kept = Cost(bytes_kept=outcome.history_bytes)
+        prepared = outcome.preparation
+        trained = [] if prepared is None else [_cost(record) for record in prepared.records]
+        kept = Cost(bytes_kept=max([outcome.history_bytes, *(c.bytes_kept for c in trained)]))
         methods[name] = {
             "final": finals[name],
             "rounds": rounds,
@@ -126,11 +128,10 @@ def collect_evidence(
             "cost": sum((_cost(record) for record in rounds), kept).as_dict(),
             "notes": list(outcome.notes),
         }
-        if outcome.preparation is not None:
-            prepared = outcome.preparation
+        if prepared is not None:
             methods[name]["training"] = {
                 "final": evaluator.measure(prepared.params),
-                "cost": sum((_cost(record) for record in prepared.records), Cost()).as_dict(),
+                "cost": sum(trained, Cost()).as_dict(),
             }
     _add_time_to_quality(methods, finals.get("retrain"))
     result = {

@@ -198,7 +198,9 @@ def _run_phase(
             run.save(
                 plan.phase, Checkpoint(this.index, params, kept, this.final, this.memo), record
             )
-            yield Progress(plan.phase, this.index, this.index if this.final else plan.rounds, record)
+            yield Progress(
+                plan.phase, this.index, this.index if this.final else plan.rounds, record
+            )
     return Outcome(params, records, kept, memo)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from torch import Tensor, nn
+
 from goldfish.errors import ConfigError
 from goldfish.methods.method import Method, Plan, deletion_kind, federated_rounds
 from goldfish.methods.steps import (
@@ -20,8 +22,8 @@ from goldfish.methods.steps import (
     task_learning_rate,
     transform_of,
 )
-from goldfish.params import params_of
-from goldfish.training import Fitted, Settings, TrainingSettings
+from goldfish.params import digest, params_of
+from goldfish.training import Fitted, Settings, TrainingSettings, predict
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
@@ -32,8 +34,7 @@ from goldfish.unlearning.optimization import (
     recover,
 )
 
-
-SOURCE = "Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish: An Efficient Federated Unlearning Framework, 2024"
+SOURCE = "Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish: An Efficient Federated Unlearning Framework"
 
 
 def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
@@ -78,7 +79,7 @@ def goldfish_step(task: Task, client: Client, workspace: Workspace) -> Update:
     if training.shards > 1:
         return _retrain_sharded(task, client, workspace, training)
     student = task.arrays["model"]
-    params, fitted = _retrain(task, client.retained, client.removed, workspace, student)
+    params, fitted = _retrain(task, client, client.retained, client.removed, workspace, student)
     return answer(task, params, len(client.retained), [fitted])
 
 
@@ -109,7 +110,7 @@ def _retrain_sharded(
 
     fits: list[Fitted] = []
     if settings.shard_retraining == "client":
-        params, fitted = _retrain(task, client.retained, client.removed, workspace, start)
+        params, fitted = _retrain(task, client, client.retained, client.removed, workspace, start)
         fits.append(fitted)
         # Where nothing was hit the client's model moved as a whole, and all shards with it.
         models |= recover(params, models, sizes, hit or list(sizes))
@@ -121,7 +122,7 @@ def _retrain_sharded(
                 continue
             begin = models[shard.index] if isolated and not first else start
             models[shard.index], fitted = _retrain(
-                task, shard.retained, shard.removed, workspace, begin, shard.index
+                task, client, shard.retained, shard.removed, workspace, begin, shard.index
             )
             fits.append(fitted)
         params = combine(models, sizes)
@@ -141,6 +142,7 @@ def _kept_models(client: Client, phase: str, shards: Sequence[Shard]) -> dict[in
 
 def _retrain(
     task: Task,
+    client: Client,
     retained: Examples,
     removed: Examples | None,
     workspace: Workspace,
@@ -148,20 +150,43 @@ def _retrain(
     *purpose: int,
 ) -> tuple[Params, Fitted]:
     training = TrainingSettings.from_task(task.config)
+    settings = GoldfishSettings.from_task(task.config)
     student = workspace.load("student", start)
+    teacher = workspace.load("teacher", task.constants["teacher"])
+    known = None
+    if settings.mu_d > 0 and not training.augment:
+        known = _teacher_logits(task, client, teacher, retained, *purpose)
     fitted = retrain_student(
         student,
-        workspace.load("teacher", task.constants["teacher"]),
+        teacher,
         retained,
         removed,
-        GoldfishSettings.from_task(task.config),
+        settings,
         training,
         learning_rate=task_learning_rate(task, training),
         generator=task_generator(task, "batches", *purpose),
         removed_generator=task_generator(task, "removed", *purpose),
         transform=transform_of(training),
+        known=known,
     )
     return params_of(student), fitted
+
+
+def _teacher_logits(
+    task: Task, client: Client, teacher: nn.Module, retained: Examples, *purpose: int
+) -> Tensor:
+    """Return the teacher's logits of the remaining data, computed in the first round only.
+
+    A client keeps one set for each of its shards, that of the last teacher and deletion.
+    """
+    asked = [(r.sample_ids and tuple(r.sample_ids), r.class_label) for r in task.requests]
+    fingerprint = f"{digest(task.constants['teacher'])} {hash(tuple(asked))}"
+    key = "/".join(["teacher-logits", *map(str, purpose)])
+    found, logits = client.state.cache.get(key, ("", None))
+    if logits is None or found != fingerprint:
+        logits = predict(teacher, retained)
+        client.state.cache[key] = fingerprint, logits
+    return logits
 
 
 def _check_shards(training: TrainingSettings, settings: GoldfishSettings) -> None:

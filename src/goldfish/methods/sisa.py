@@ -282,6 +282,11 @@ def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
     )
 
 
+def _kept_models(settings: Settings, clients: int, _rounds: int) -> int:
+    own = cast("SisaSettings", settings)
+    return clients * own.sisa_shards * own.slices
+
+
 SISA = Method(
     name="sisa",
     summary="Isolated shards and slices with checkpoints: exact, and retrains only what was hit.",
@@ -294,6 +299,7 @@ SISA = Method(
         '"Machine Unlearning", IEEE S&P 2021'
     ),
     keeps="on each client, one model for every slice of every shard",
+    kept_models=_kept_models,
     prepare=prepare,
     notes=_notes,
 )

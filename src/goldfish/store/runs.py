@@ -68,6 +68,8 @@ class RunDirectory:
                 f"{path} already holds this run, which {state}. Add --resume to go on with it, or "
                 "choose another --out."
             )
+        for left_over in path.rglob(".*.part"):
+            left_over.unlink()  # it was being written when the run was killed
         return run
 
     def save(self, phase: str, checkpoint: Checkpoint, record: Mapping[str, Any]) -> None:

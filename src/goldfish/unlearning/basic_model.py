@@ -94,18 +94,20 @@ def retrain_student(
     generator: torch.Generator,
     removed_generator: torch.Generator,
     transform: Transform | None = None,
+    known: Tensor | None = None,
 ) -> Fitted:
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
     ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that
-    the order of the former is the one of every other method.
+    the order of the former is the one of every other method. ``known`` are the teacher's logits of
+    the remaining data, where the caller has them already.
     """
     temperature = client_temperature(
         settings, len(retained), 0 if removed is None else len(removed)
     )
     plain = plain_feed(retained, next(student.parameters()).device, generator, transform)
-    # The teacher's logits do not change, so without augmentation one pass serves all epochs.
-    known = predict(teacher, retained) if settings.mu_d > 0 and transform is None else None
+    if known is None and settings.mu_d > 0 and transform is None:
+        known = predict(teacher, retained)
     forget: Iterator[tuple[Tensor, Tensor]] | None = None
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
