@@ -107,6 +107,8 @@ class TrainingSettings(Settings):
     """Random crops and horizontal flips of the training images."""
     aggregation: Literal["size", "adaptive"] = "size"
     """Weights of the clients: by number of samples (FedAvg) or by server error (equation 12)."""
+    server_samples: Count = 2000
+    """Test samples, drawn once, on which the server measures clients; all if there are fewer."""
     shards: Count = 1
     """Shards of each client's data, each with a model of its own (the paper's tau)."""
     shard_mode: Literal["shared", "isolated"] = "shared"

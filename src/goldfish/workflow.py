@@ -181,7 +181,7 @@ def training_plan(
         rounds=settings.rounds,
         seed=seed,
         fresh=fresh_params(federation.model, seed, "initial"),
-        server=None if test is None else ServerTest(federation.model, test),
+        server=_server(federation, settings, test, seed),
     )
 
 
@@ -235,8 +235,16 @@ def unlearning_plan(
         original_phase=trained.phase,
         original_memo=trained.memo,
         history=trained.history,
-        server=None if test is None else ServerTest(federation.model, test),
+        server=_server(federation, training, test, seed),
     )
+
+
+def _server(
+    federation: Federation, settings: TrainingSettings, test: Examples | None, seed: int
+) -> ServerTest | None:
+    if test is None:
+        return None
+    return ServerTest(federation.model, test, settings.server_samples, seed)
 
 
 def timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:

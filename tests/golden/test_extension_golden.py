@@ -153,9 +153,21 @@ def test_server_score() -> None:
     server = ServerTest(
         lambda: nn.Linear(1, 2, bias=False),
         TensorExamples(tensor([[1.0], [2.0]]), tensor([0, 1])),
+        samples=2,
     )
     score = server.score(params)
     assert score.loss == pytest.approx(math.log(15 / 2) / 2, abs=EXACT)
     assert score.mse == pytest.approx(169 / 450, abs=EXACT)
     server.score(params_of(model))
     assert server.score(params) == score, "a model scored before leaves nothing behind"
+
+
+def test_the_server_measures_on_a_part_that_is_drawn_once() -> None:
+    """Of the two samples above one is drawn: the loss is ln(3/2) or ln 5, always the same one."""
+    examples = TensorExamples(tensor([[1.0], [2.0]]), tensor([0, 1]))
+    params = {"weight": tensor([[LN2], [0.0]])}
+    losses = {
+        ServerTest(lambda: nn.Linear(1, 2, bias=False), examples, 1, seed).score(params).loss
+        for seed in (0, 0, 1, 2, 3)
+    }
+    assert {round(loss, 5) for loss in losses} == {0.40547, 1.60944}

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from goldfish.data import Subset
 from goldfish.errors import ConfigError
+from goldfish.randomness import generator
 from goldfish.training import LocalWorkspace, predict
 from goldfish.types import Examples, ModelFactory, Params
 
@@ -69,12 +71,19 @@ class ServerScore:
 
 
 class ServerTest:
-    """The server's test set: what equation (12) and the round-level stop measure models with."""
+    """The server's test set: what equation (12) and the round-level stop measure models with.
 
-    def __init__(self, factory: ModelFactory, examples: Examples) -> None:
+    Of a larger set ``samples`` are drawn by the seed, once: a server measures every client in every
+    round, and that must not cost as much as the training.
+    """
+
+    def __init__(
+        self, factory: ModelFactory, examples: Examples, samples: int, seed: int = 0
+    ) -> None:
         self._device = examples.labels.device
-        self._examples = examples
-        self._labels = examples.labels.cpu()
+        order = torch.randperm(len(examples), generator=generator(seed, "server"))
+        self._examples = Subset(examples, order[:samples].sort().values)
+        self._labels = self._examples.labels.cpu()
         self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
         self._workers = 1 if self._device.type == "cuda" else os.cpu_count() or 1
         for _ in range(self._workers):
