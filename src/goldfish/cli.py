@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from goldfish.experiments.config import Config
+    from goldfish.experiments.scenario import Machine
 
 INTERRUPTED = 130
 """The usual exit status of a program that was ended by Ctrl-C."""
@@ -56,6 +57,10 @@ Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Clients trained at a time; does not change results."),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="CPU threads of one client; may change the last bits."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
 
 
@@ -65,9 +70,11 @@ def demo(
 ) -> None:
     """Train a federation on digits, remove one client's poisoned samples, show they are gone."""
     from goldfish.experiments.config import DEMO, load_config
+    from goldfish.experiments.scenario import Machine
 
     config = load_config(DEMO, seed=seed)
-    _run(config, out or Path("runs/demo"), resume=True, device=device, workers=workers)
+    machine = Machine(device=_resolve(device), workers=workers)
+    _run(config, out or Path("runs/demo"), machine, resume=True)
 
 
 @app.command()
@@ -86,6 +93,7 @@ def run(
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
     workers: Workers = None,
+    threads: Threads = None,
     seed: Seed = None,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Repeat with so many seeds; report the spread.")
@@ -93,18 +101,12 @@ def run(
 ) -> None:
     """Train, delete, let each method unlearn, and write results and report to the run directory."""
     from goldfish.experiments.config import load_config
+    from goldfish.experiments.scenario import Machine
 
     loaded = load_config(config, set_ or (), seed=seed)
     place = out or Path("runs") / config.stem
-    _run(
-        loaded,
-        place,
-        resume=resume,
-        device=device,
-        workers=workers,
-        data_dir=data_dir,
-        seeds=seeds,
-    )
+    machine = Machine(data_dir, _resolve(device), workers, threads)
+    _run(loaded, place, machine, resume=resume, seeds=seeds)
 
 
 @app.command()
@@ -194,11 +196,9 @@ def main() -> None:
 def _run(
     config: Config,
     out: Path,
+    machine: Machine,
     *,
     resume: bool,
-    device: Device,
-    workers: int | None,
-    data_dir: Path | None = None,
     seeds: int = 1,
 ) -> None:
     """Run an experiment under a progress bar, then show its result."""
@@ -208,14 +208,7 @@ def _run(
     from goldfish.experiments.seeds import run_seeds
 
     repeat = run_experiment if seeds == 1 else partial(run_seeds, count=seeds)
-    steps = repeat(
-        config,
-        out,
-        resume=resume,
-        data_dir=data_dir,
-        device=_resolve(device),
-        workers=workers,
-    )
+    steps = repeat(config, out, machine, resume=resume)
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(),

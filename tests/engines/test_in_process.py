@@ -113,6 +113,33 @@ def test_states_can_be_taken_out_and_put_back(
 
 
 @pytest.mark.parametrize(
+    ("cores", "clients", "threads"), [(2, 3, 1), (3, 3, 1), (8, 3, 2), (8, 1, 8), (None, 3, 1)]
+)
+def test_fewer_clients_than_cores_share_the_cores(
+    make_clients: MakeClients,
+    small_net: type[nn.Module],
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int | None,
+    clients: int,
+    threads: int,
+) -> None:
+    """The threads of a client depend on clients and cores, never on the number of workers."""
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    for workers in (None, 1, 3):
+        federation = goldfish.InProcess(make_clients()[:clients], small_net, workers=workers)
+        assert federation.threads == threads
+    assert goldfish.InProcess(make_clients(), small_net, threads=5).threads == 5
+
+
+@pytest.mark.parametrize("name", ["workers", "threads"])
+def test_workers_and_threads_are_at_least_one(
+    make_clients: MakeClients, small_net: type[nn.Module], name: str
+) -> None:
+    with pytest.raises(goldfish.ConfigError, match=f"{name} must be at least 1, not 0"):
+        goldfish.InProcess(make_clients(), small_net, **{name: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("ids", "message"),
     [([], "and there is none"), (["a", "b", "a"], "these ids are used twice: a")],
 )

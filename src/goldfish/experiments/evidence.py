@@ -63,12 +63,12 @@ class Diverged:
 class Evaluator:
     """Measures models on the scenario's test data."""
 
-    def __init__(self, scenario: Scenario, device: str) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         clean = (~scenario.poisoned).nonzero().flatten()
         ids = [scenario.removed.ids[position] for position in clean.tolist()]
         self._clean_removed = select(scenario.removed, clean, ids) if ids else None
-        self._workspace = LocalWorkspace(scenario.federation.model, device)
+        self._workspace = LocalWorkspace(scenario.federation.model, scenario.federation.device)
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
         """Return a model's logits."""
@@ -245,6 +245,7 @@ def _environment(scenario: Scenario) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "threads": torch.get_num_threads(),
         "workers": federation.workers,
+        "client_threads": federation.threads,
     }
 
 

@@ -11,7 +11,7 @@ from goldfish.errors import DivergenceError
 from goldfish.evaluation import round_cost
 from goldfish.experiments.config import Config
 from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_evidence
-from goldfish.experiments.scenario import Scenario, build_scenario
+from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, ordinary
 from goldfish.params import num_bytes
 from goldfish.store import Checkpoint, KeptHistory, RunDirectory, write_whole
@@ -38,21 +38,19 @@ class Progress:
 def run_experiment(
     config: Config,
     out: Path,
+    machine: Machine,
     *,
     resume: bool = False,
-    data_dir: Path | None = None,
-    device: str = "cpu",
-    workers: int | None = None,
 ) -> Iterator[Progress]:
     """Yield the run's progress; ``out`` holds ``result.json`` when the iterator ends.
 
     The run can be stopped at any time and goes on after its last finished round with ``resume``:
     the models it then computes have the same bits as if it had not been stopped.
     """
-    scenario = build_scenario(config, data_dir=data_dir, device=device, workers=workers)
+    scenario = build_scenario(config, machine)
     run = RunDirectory.open(out, config.to_toml(), resume=resume)
     write_whole(out / "partition.json", scenario.partition.to_json())
-    evaluator = Evaluator(scenario, device)
+    evaluator = Evaluator(scenario)
 
     training = training_plan(scenario.federation, config.training, config.seed, scenario.test)
     methods = {name: METHODS[name] for name in config.unlearning.methods}

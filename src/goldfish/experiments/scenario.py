@@ -46,13 +46,21 @@ class Scenario:
         return [request for stage in self.stages for request in stage]
 
 
-def build_scenario(
-    config: Config, *, data_dir: Path | None, device: str, workers: int | None
-) -> Scenario:
+@dataclass(frozen=True)
+class Machine:
+    """Where a run finds its data and how it uses the machine; no part of the configuration."""
+
+    data_dir: Path | None = None
+    device: str = "cpu"
+    workers: int | None = None
+    threads: int | None = None
+
+
+def build_scenario(config: Config, machine: Machine) -> Scenario:
     """Load the data, divide it, choose what is removed, poison it, and make the federation."""
     data = load(
         config.data.name,
-        data_dir,
+        machine.data_dir,
         path=None if config.data.path is None else Path(config.data.path),
     )
     if len(data.image_shape) != 3:
@@ -82,7 +90,7 @@ def build_scenario(
         first_asked = torch.tensor([sample_id in attacked for sample_id in holders])
         poisoned = first_asked & backdoor.eligible(true_labels)
         train = poison(train, positions[poisoned], backdoor)
-    train, test = train.to(device), data.test.to(device)
+    train, test = train.to(machine.device), data.test.to(machine.device)
     federation = InProcess(
         [Client(client_id, part) for client_id, part in partitions.split(train, partition).items()],
         model_factory(
@@ -91,8 +99,9 @@ def build_scenario(
             image_shape=(data.image_shape[0], data.image_shape[1], data.image_shape[2]),
             options=config.model.options,
         ),
-        workers=workers,
-        device=device,
+        workers=machine.workers,
+        threads=machine.threads,
+        device=machine.device,
     )
     return Scenario(
         federation=federation,

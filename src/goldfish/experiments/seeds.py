@@ -12,6 +12,7 @@ from typing import Any
 from goldfish.evaluation import paired_p
 from goldfish.experiments.config import Config
 from goldfish.experiments.runner import Progress, run_experiment
+from goldfish.experiments.scenario import Machine
 from goldfish.store import RunDirectory, write_whole
 
 SPREAD = ("accuracy", "backdoor_success", "memory_gap")
@@ -21,12 +22,10 @@ SPREAD = ("accuracy", "backdoor_success", "memory_gap")
 def run_seeds(
     config: Config,
     out: Path,
-    count: int,
+    machine: Machine,
     *,
+    count: int,
     resume: bool = False,
-    data_dir: Path | None = None,
-    device: str = "cpu",
-    workers: int | None = None,
 ) -> Iterator[Progress]:
     """Yield the progress of ``count`` runs with seeds from the configuration's on.
 
@@ -39,12 +38,7 @@ def run_seeds(
     for seed in seeds:
         place = out / f"seed-{seed}"
         steps = run_experiment(
-            replace(config, seed=seed),
-            place,
-            resume=resume or place.exists(),
-            data_dir=data_dir,
-            device=device,
-            workers=workers,
+            replace(config, seed=seed), place, machine, resume=resume or place.exists()
         )
         for step in steps:
             yield replace(step, phase=f"{step.phase} #{seed}")

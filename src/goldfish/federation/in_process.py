@@ -34,8 +34,10 @@ class InProcess:
     """A federation whose clients all live in this process.
 
     ``clients`` hold their data as ``Examples`` or as any map-style ``torch`` dataset; ``model``
-    builds a new model at each call. The results do not depend on ``workers``: each client step
-    runs on one thread with generators of its own.
+    builds a new model at each call. The results do not depend on ``workers``, the number of clients
+    that run at a time: each step has generators of its own. ``threads`` are torch's for one client;
+    by default one, or with fewer clients than cores their share of the cores. Another number of
+    threads may change the last bits.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class InProcess:
         model: ModelFactory,
         *,
         workers: int | None = None,
+        threads: int | None = None,
         device: str = "cpu",
     ) -> None:
         ids = [client.id for client in clients]
@@ -51,11 +54,14 @@ class InProcess:
         if not clients or doubles:
             what = f"these ids are used twice: {', '.join(doubles)}" if doubles else "there is none"
             raise ConfigError(f"A federation needs clients with different ids, and {what}.")
-        if workers is not None and workers < 1:
-            raise ConfigError(f"workers must be at least 1, not {workers}.")
+        for name, number in (("workers", workers), ("threads", threads)):
+            if number is not None and number < 1:
+                raise ConfigError(f"{name} must be at least 1, not {number}.")
+        cores = os.cpu_count() or 1
         self.model = model
         self.device = device
-        self.workers = min(workers or os.cpu_count() or 1, len(clients))
+        self.workers = min(workers or cores, len(clients))
+        self.threads = threads or max(1, cores // len(clients))
         self._clients = {c.id: replace(c, retained=as_examples(c.retained)) for c in clients}
         self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
         for _ in range(self.workers):
@@ -72,9 +78,7 @@ class InProcess:
         """Run all tasks; a client that raises becomes a :class:`Failure`."""
         if self._global_draws is None:
             self._global_draws = self._draws_globally(tasks)
-        executor = ThreadPoolExecutor(
-            self.workers, initializer=torch.set_num_threads, initargs=(1,)
-        )
+        executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, (self.threads,))
         try:
             futures = [executor.submit(self._answer, task, steps) for task in tasks]
             outcomes = [future.result() for future in futures]
