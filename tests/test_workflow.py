@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 import torch
@@ -31,6 +32,9 @@ class Slow(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.examples.images[index], int(self.examples.labels[index])
+
+
+SAMPLE = TensorExamples(torch.zeros(2, 6), torch.tensor([0, 1]))
 
 
 @pytest.fixture
@@ -146,3 +150,122 @@ def test_augmentation_changes_training(small_net: type[nn.Module]) -> None:
         return digest(goldfish.train(federation, rounds=1, augment=augment).params)
 
     assert result(augment=True) == result(augment=True) != result(augment=False)
+
+
+def isolated(
+    make_clients: MakeClients, small_net: type[nn.Module], **more: Any
+) -> goldfish.Trained:
+    federation = goldfish.InProcess(make_clients(), small_net, threads=1)
+    return goldfish.train(
+        federation, **{"rounds": 3, "shards": 2, "shard_mode": "isolated", "batch_size": 8, **more}
+    )
+
+
+def test_a_second_call_does_not_start_from_what_the_first_left(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    """Isolated shards go on from what clients keep, and that of another call is not theirs."""
+    trained = isolated(make_clients, small_net)
+    first = goldfish.unlearn(trained, [REQUEST], method="retrain", rounds=2)
+    again = goldfish.unlearn(trained, [REQUEST], method="retrain", rounds=2)
+    assert digest(first.params) == digest(again.params)
+    retrained = goldfish.train(
+        trained.federation, rounds=3, shards=2, shard_mode="isolated", batch_size=8
+    )
+    assert digest(retrained.params) == digest(trained.params)
+
+
+def test_two_federations_of_the_same_clients_share_nothing(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    clients = make_clients()
+    results = [
+        goldfish.train(
+            goldfish.InProcess(clients, small_net), rounds=2, shards=2, shard_mode="isolated"
+        )
+        for _ in range(2)
+    ]
+    assert digest(results[0].params) == digest(results[1].params)
+
+
+def test_isolated_shards_start_alone_whenever_their_client_joins(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    """With partial participation a late client must not start from the mixed global model."""
+
+    def shards_of_the_first(seed_of_others: int) -> list[str]:
+        clients = make_clients()
+        draw = torch.Generator().manual_seed(seed_of_others)
+        others = [
+            Client(c.id, TensorExamples(torch.randn(20, 6, generator=draw), torch.arange(20) % 3))
+            for c in clients[1:]
+        ]
+        federation = goldfish.InProcess([clients[0], *others], small_net, threads=1)
+        goldfish.train(
+            federation, rounds=6, shards=2, shard_mode="isolated", participation=0.4, batch_size=8
+        )
+        return [digest(p) for p in federation.states()["client-1"].values()]
+
+    assert shards_of_the_first(50) == shards_of_the_first(60)
+
+
+def test_goldfish_with_isolated_shards_and_partial_participation(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    trained = isolated(make_clients, small_net, participation=0.4, rounds=6)
+    result = goldfish.unlearn(trained, [REQUEST], rounds=4, adaptive_weights=False)
+    assert all(not record.failures for record in result.rounds)
+
+
+def test_another_seed_or_number_of_shards_does_not_divide_the_data_anew(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    trained = isolated(make_clients, small_net)
+    options: dict[str, Any] = {"rounds": 1, "adaptive_weights": False}
+    alone = goldfish.unlearn(trained, [REQUEST], seed=1, **options)
+    goldfish.unlearn(trained, [REQUEST], seed=0, **options)
+    after = goldfish.unlearn(trained, [REQUEST], seed=1, **options)
+    assert digest(after.params) == digest(alone.params)
+    with pytest.raises(goldfish.ConfigError, match="leave shards and shard_mode as they were"):
+        goldfish.unlearn(trained, [REQUEST], shards=3, **options)
+
+
+def test_the_teacher_is_counted_for_clients_that_join_later(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    trained = goldfish.train(goldfish.InProcess(make_clients(), small_net), rounds=1)
+    result = goldfish.unlearn(
+        trained, [REQUEST], rounds=12, participation=0.3, adaptive_weights=False
+    )
+    size = sum(t.numel() * t.element_size() for t in trained.params.values())
+    assert result.cost.bytes_sent == (12 * 2 + 3) * size
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda t: goldfish.unlearn(t, cast("Any", REQUEST)), "write [request]"),
+        (lambda t: goldfish.unlearn(t.federation, [REQUEST]), "takes what train() returned"),
+        (lambda t: goldfish.train(t.federation, keep_for="fed-eraser"), "write ['fed-eraser']"),
+        (lambda t: goldfish.InProcess([], model=t.model), "builds a new nn.Module at each call"),
+        (
+            lambda _: goldfish.InProcess(cast("Any", Client("a", SAMPLE)), model=nn.Module),
+            "list of goldfish.Client",
+        ),
+    ],
+)
+def test_likely_mistakes_are_named(
+    trained: goldfish.Trained, call: Callable[[goldfish.Trained], object], words: str
+) -> None:
+    with pytest.raises(goldfish.ConfigError) as error:
+        call(trained)
+    assert words in str(error.value)
+
+
+def test_kept_rounds_follow_the_settings_of_the_method(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    federation = goldfish.InProcess(make_clients(), small_net)
+    trained = goldfish.train(federation, rounds=4, keep_for={"fed-eraser": {"keep_every": 1}})
+    assert sorted(trained.history) == [1, 2, 3, 4]
+    goldfish.unlearn(trained, [REQUEST], method="fed-eraser", keep_every=1)

@@ -45,7 +45,9 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-Out = Annotated[Path | None, typer.Option("--out", help="The run directory.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="The run directory; by default runs/NAME of the file.")
+]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="Where the datasets are; by default $GOLDFISH_DATA."),
@@ -79,7 +81,7 @@ def demo(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file; see the README for its tables.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run.")],
     out: Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")
@@ -103,8 +105,10 @@ def run(
     from goldfish.experiments.config import load_config
     from goldfish.experiments.scenario import Machine
 
-    loaded = load_config(config, set_ or (), seed=seed)
     place = out or Path("runs") / config.stem
+    if config.is_dir():
+        place, config = out or config, config / "config.toml"
+    loaded = load_config(config, set_ or (), seed=seed)
     machine = Machine(data_dir, _resolve(device), workers, threads)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
 
@@ -186,6 +190,7 @@ def data_fetch(
 
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
+    sys.path.insert(0, "")  # a model of one's own may lie in the current folder
     try:
         app()
     except GoldfishError as error:
@@ -234,7 +239,8 @@ def _run(
                         f"{where} did not answer: {failure['cause']}", markup=False
                     )
     except KeyboardInterrupt:
-        console.print(f"Interrupted. Finished rounds are in {out}: add --resume to go on.")
+        again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
+        console.print(f"Interrupted. Finished rounds are kept; go on with: {again}")
         sys.stdout.flush()
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)

@@ -33,6 +33,8 @@ class Settings(BaseModel):
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
         """Check values that a user gave; ``where`` is the table that they stand in."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: this is a table of settings, not {values!r}.")
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:

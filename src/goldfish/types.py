@@ -8,6 +8,8 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor, nn
 
+from goldfish.errors import ConfigError
+
 Params: TypeAlias = Mapping[str, Tensor]
 """A detached state dict: all weights and all buffers. Never mutated."""
 
@@ -42,6 +44,23 @@ class DeletionRequest:
     client_id: str
     sample_ids: Sequence[str] | None = None
     class_label: int | None = None
+
+    def __post_init__(self) -> None:
+        where = f"A deletion request of {self.client_id!r}"
+        if self.sample_ids is not None and self.class_label is not None:
+            raise ConfigError(f"{where} names samples and a class. File two.")
+        if self.class_label is not None and not isinstance(self.class_label, int):
+            raise ConfigError(f"{where}: class_label is a whole number, not {self.class_label!r}.")
+        if self.sample_ids is None:
+            return
+        if isinstance(self.sample_ids, str):
+            raise ConfigError(f"{where}: sample_ids is a list of ids; write [{self.sample_ids!r}].")
+        ids = tuple(self.sample_ids)
+        if not ids or not all(isinstance(sample_id, str) for sample_id in ids):
+            raise ConfigError(
+                f"{where}: sample_ids holds at least one id, each a string like '17'."
+            )
+        object.__setattr__(self, "sample_ids", ids)
 
 
 class ClientState:

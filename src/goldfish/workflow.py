@@ -1,12 +1,13 @@
 """The library's two verbs: :func:`train` a federation, and :func:`unlearn` from it.
 
-Both are plain loops over rounds; :func:`training_rounds` and :func:`unlearning_rounds` give those
-rounds one by one to a caller that wants to look at each.
+Both are plain loops over rounds. A caller that wants to look at each makes a plan
+(:func:`training_plan`, :func:`unlearning_plan`) and iterates over what the method yields.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +100,7 @@ def train(
     *,
     test: Examples | Dataset[Any] | None = None,
     seed: int = 0,
-    keep_for: Sequence[str] = (),
+    keep_for: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
     method: str | Method | None = None,
     **settings: Any,
 ) -> Trained:
@@ -107,10 +108,15 @@ def train(
 
     ``settings`` are those of :class:`TrainingSettings`: ``rounds``, ``learning_rate``,
     ``local_epochs``, ``shards`` and so on. With a ``test`` set every round is scored.
-    ``keep_for`` names methods that need updates of this training kept (``fed-eraser``); ``method``
-    is one that has a training of its own (``sisa``), whose settings may be given too.
+    ``keep_for`` names methods that need updates of this training kept (``["fed-eraser"]``, or with
+    their settings ``{"fed-eraser": {"keep_every": 1}}``); ``method`` is one that has a training of
+    its own (``sisa``), whose settings may be given too.
     """
     scored = None if test is None else as_examples(test)
+    if isinstance(keep_for, str):
+        raise ConfigError(f"keep_for is a list of methods: write [{keep_for!r}].")
+    if method is not None and keep_for:
+        raise ConfigError("keep_for goes with ordinary training: leave it or method out.")
     if method is not None:
         chosen = method_named(method) if isinstance(method, str) else method
         checked, own = _divide(settings, TrainingSettings(), chosen)
@@ -124,9 +130,11 @@ def train(
     checked = TrainingSettings.parse(settings)
     plan = training_plan(federation, checked, seed, scored)
     kept: set[int] = set()
-    for name in keep_for:
+    for name, own_values in dict(
+        keep_for if isinstance(keep_for, Mapping) else _bare(keep_for)
+    ).items():
         needed = method_named(name)
-        kept.update(needed.kept_rounds(needed.settings(), checked.rounds))
+        kept.update(needed.kept_rounds(needed.settings.parse(own_values), checked.rounds))
     rounds, params, history, _ = _collect(plan, ordinary.train(plan, plan.fresh), scored, kept)
     return Trained(federation, params, checked, seed, rounds, history=history)
 
@@ -149,6 +157,11 @@ def unlearn(
     the server's test set: adaptive weights and the round-level stop measure models on it, and
     every round is scored.
     """
+    if not isinstance(trained, Trained):
+        what = type(trained).__name__
+        raise ConfigError(f"unlearn() takes what train() returned, not a value of type {what}.")
+    if isinstance(requests, DeletionRequest):
+        raise ConfigError("unlearn() takes a list of requests: write [request].")
     chosen = method_named(method) if isinstance(method, str) else method
     training, own = _divide(settings, trained.settings, chosen)
     scored = None if test is None else as_examples(test)
@@ -216,13 +229,18 @@ def unlearning_plan(
             f"{method.name} has a training of its own: train with "
             f"goldfish.train(..., method={method.name!r})."
         )
+    if trained.method not in (None, method.name):
+        raise ConfigError(
+            f"This model is {trained.method}'s own, from which {method.name} cannot start: train "
+            "without method=."
+        )
     needed = method.kept_rounds(own, trained.settings.rounds)
     if not set(needed) <= set(trained.history):
         raise ConfigError(
             f"{method.name} needs client updates that were not kept: train with "
-            f"goldfish.train(..., keep_for=[{method.name!r}])."
+            f"goldfish.train(..., keep_for=[{method.name!r}]), and with the same settings."
         )
-    return Plan(
+    plan = Plan(
         phase=method.name,
         federation=federation,
         training=training,
@@ -234,9 +252,13 @@ def unlearning_plan(
         original=trained.params,
         original_phase=trained.phase,
         original_memo=trained.memo,
+        original_training=trained.settings,
+        original_seed=trained.seed,
         history=trained.history,
         server=_server(federation, training, test, seed),
     )
+    method.check(plan, own)
+    return plan
 
 
 def _server(
@@ -278,6 +300,7 @@ def _collect(
     history = {}
     params = plan.fresh
     memo: Mapping[str, Scalar] = {}
+    _forget_phase(plan)
     device = "cpu" if test is None else test.labels.device
     workspace = LocalWorkspace(plan.federation.model, device)
     for this, seconds in timed(rounds):
@@ -289,8 +312,28 @@ def _collect(
         if test is not None:
             logits = predict(workspace.load("test", params), test)
             scores = score(logits, test.labels.cpu(), logits.shape[-1])
+        for failure in this.failures:
+            warnings.warn(
+                f"{failure.client_id} did not answer in {plan.phase}: {failure.error}: "
+                f"{failure.cause}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         records.append(RoundRecord(this.index, cost, this.failures, scores))
     return records, params, history, memo
+
+
+def _forget_phase(plan: Plan) -> None:
+    """Drop what clients keep of an earlier phase of this name: this one starts anew."""
+    states = {
+        client_id: {k: v for k, v in kept.items() if not k.startswith(f"{plan.phase}/")}
+        for client_id, kept in plan.federation.states().items()
+    }
+    plan.federation.restore(states)
+
+
+def _bare(names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    return {name: {} for name in names}
 
 
 def _divide(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -59,7 +61,6 @@ def test_requests_add_up_and_may_overlap() -> None:
         [],
         [DeletionRequest("client-2")],
         [DeletionRequest("client-1", class_label=9)],
-        [DeletionRequest("client-1", sample_ids=[])],
     ],
 )
 def test_nothing_to_remove_leaves_the_client_as_it_is(requests: list[DeletionRequest]) -> None:
@@ -76,9 +77,26 @@ def test_unknown_samples_are_named_with_the_client() -> None:
         split(CLIENT, [request])
 
 
-def test_samples_and_a_class_in_one_request_are_refused() -> None:
-    with pytest.raises(ConfigError, match="File two"):
-        split(CLIENT, [DeletionRequest("client-1", sample_ids=["0"], class_label=1)])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sample_ids": ["0"], "class_label": 1}, "names samples and a class. File two"),
+        ({"sample_ids": "17"}, "is a list of ids; write ['17']"),
+        ({"sample_ids": []}, "at least one id"),
+        ({"sample_ids": [17]}, "each a string like '17'"),
+        ({"class_label": "1"}, "a whole number, not '1'"),
+    ],
+)
+def test_a_malformed_request_is_refused_where_it_is_made(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        DeletionRequest("client-1", **wrong)
+    assert words in str(error.value)
+
+
+def test_a_request_may_be_made_from_any_iterable() -> None:
+    """A generator is used up once; the request must not be."""
+    request = DeletionRequest("client-1", sample_ids=(i for i in ("0", "5")))  # type: ignore[arg-type]
+    assert request.sample_ids == ("0", "5")
 
 
 def test_a_client_is_split_once() -> None:

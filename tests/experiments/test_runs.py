@@ -46,6 +46,7 @@ def test_a_run_leaves_everything_behind(
         "config.toml",
         "metrics.jsonl",
         "partition.json",
+        "pinned.json",
         "report.html",
         "result.json",
         "samples.json",

@@ -283,8 +283,10 @@ def test_every_client_cannot_go(trained: goldfish.Trained) -> None:
 
 
 def test_adaptive_weights_are_refused(trained: goldfish.Trained) -> None:
+    adaptive = trained.settings.model_copy(update={"aggregation": "adaptive"})
+    weighted = replace(trained, settings=adaptive)
     with pytest.raises(goldfish.ConfigError, match="weighted by server error"):
-        goldfish.unlearn(trained, REQUESTS["client"], method=FED_RECOVERY, aggregation="adaptive")
+        goldfish.unlearn(weighted, REQUESTS["client"], method=FED_RECOVERY, aggregation="size")
 
 
 def test_rounds_that_were_not_kept_are_an_error(trained: goldfish.Trained) -> None:

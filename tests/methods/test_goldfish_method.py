@@ -134,7 +134,7 @@ def test_isolated_shards_never_depend_on_other_clients(
     sharded: goldfish.Trained, make_clients: MakeClients, small_net: type[nn.Module]
 ) -> None:
     alone = goldfish.train(
-        goldfish.InProcess(make_clients()[:1], small_net),
+        goldfish.InProcess(make_clients()[:1], small_net, threads=1),
         rounds=3,
         learning_rate=0.1,
         batch_size=8,

@@ -315,7 +315,7 @@ def test_labels_are_spread_within_their_limits() -> None:
 
 
 def test_error_where_the_run_has_not_finished(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"has not finished.*goldfish run --resume"):
+    with pytest.raises(StoreError, match=r"has not finished.*goldfish run .* --resume"):
         write_report(tmp_path)
     with pytest.raises(StoreError, match="No run directory"):
         write_report(tmp_path / "nowhere")
@@ -326,7 +326,7 @@ def test_error_where_the_run_has_not_finished(tmp_path: Path) -> None:
 def test_error_on_broken_json(make_result: Any, write_run: Any, name: str, content: bytes) -> None:
     run_dir = write_run(make_result())
     (run_dir / name).write_bytes(content)
-    with pytest.raises(StoreError, match=rf"{name} .*JSON.*goldfish run --resume"):
+    with pytest.raises(StoreError, match=rf"{name} .*JSON.*goldfish run .* --resume"):
         write_report(run_dir)
     assert not (run_dir / "report.html").exists()
 

@@ -174,7 +174,7 @@ def test_memory_gap(make_grown: Any) -> None:
         (0.09, 0.0, 0.01, "gone", "0.000 below in goldfish and 0.010 below in retrain; 0 % of"),
         (0.09, 0.02, -0.01, "gone", "and 0.010 above in retrain; 30 % of"),
         (0.09, 0.05, 0.01, "partly", "samples without a trigger are still known"),  # 50 %
-        (0.09, -0.05, 0.01, "gone", "does worse on them than a model that never saw them"),
+        (0.09, -0.05, 0.01, "gone", "difference lies beyond retrain's"),
         (0.02, 0.02, 0.01, "gone", "differs too little from retrain's to tell anything"),
         (None, 0.02, 0.01, "gone", "is 0.020 below that of unseen ones in goldfish and 0.010"),
         (0.09, 0.02, None, "gone", "ones in origin and 0.020 below in goldfish."),

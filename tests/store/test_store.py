@@ -51,7 +51,7 @@ def test_files_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("disk full")
 
     monkeypatch.setattr("os.fsync", crash)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(StoreError, match="cannot be written: disk full"):
         write_whole(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
@@ -87,7 +87,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_metrics_of_rounds_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:
     """Killed after the line of round 2 and before its checkpoint, in the middle of a third line."""
     run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
-    run.save("origin", Checkpoint(5, PARAMS, final=True), {"round": 5, "accuracy": 90.0})
+    run.save("origin", Checkpoint(1, PARAMS, final=True), {"round": 1, "accuracy": 90.0})
     run.save("goldfish", Checkpoint(1, PARAMS), {"round": 1, "accuracy": 91.0})
     metrics = run.path / "metrics.jsonl"
     with metrics.open("a") as file:
@@ -105,3 +105,28 @@ def test_nan_never_reaches_a_result(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range float"):
         run.write_json("result.json", {"accuracy": float("nan")})
     assert not (run.path / "result.json").exists()
+
+
+def test_metrics_that_lack_a_round_are_refused(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    for index in (1, 2, 3):
+        run.save("origin", Checkpoint(index, PARAMS), {"round": index})
+    metrics = run.path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text(lines[0] + lines[2])
+    with pytest.raises(StoreError, match="lacks rounds of origin"):
+        run.load("origin")
+
+
+def test_what_the_bits_depend_on_is_pinned(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    run.pin({"threads": 1, "deletion": "abc"})
+    run.pin({"threads": 1, "deletion": "abc"})
+    with pytest.raises(StoreError, match=r"another threads \(1, now 2\)"):
+        run.pin({"threads": 2, "deletion": "abc"})
+
+
+def test_a_lost_history_file_says_what_to_delete(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    with pytest.raises(StoreError, match=r"Delete .*origin\.safetensors"):
+        run.load_history(3)

@@ -215,6 +215,8 @@ def _checked_ids(ids: Sequence[str] | None, count: int) -> Sequence[str]:
         return tuple(str(index) for index in range(count))
     if len(ids) != count:
         raise DataError(f"There are {count} samples but {len(ids)} ids.")
+    if not all(isinstance(sample_id, str) for sample_id in ids):
+        raise DataError("Sample ids are strings; write ids=[str(i) for i in ids].")
     if len(set(ids)) != count:
         repeated = Counter(ids).most_common(1)[0][0]
         raise DataError(f"Sample ids must be unique; {repeated!r} occurs more than once.")

@@ -113,10 +113,6 @@ def requests_for_samples(partition: Partition, sample_ids: Sequence[str]) -> lis
 def _matches(client: Client, request: DeletionRequest) -> Tensor:
     """Return a mask of the client's samples that one request names."""
     examples = client.retained
-    if request.sample_ids is not None and request.class_label is not None:
-        raise ConfigError(
-            f"A deletion request of client {client.id!r} names samples and a class. File two."
-        )
     if request.class_label is not None:
         return (examples.labels == request.class_label).cpu()
     if request.sample_ids is None:

@@ -57,7 +57,7 @@ class Selection(Settings):
 
     rate: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the whole training set, held by the first client (others join if it has too few)."""
-    clients: list[str] | None = None
+    clients: Annotated[list[str], Field(min_length=1)] | None = None
     """Clients that leave with all of their data."""
     class_label: Annotated[int, Field(ge=0)] | None = None
     """A class that every client removes."""

@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 from goldfish.experiments.config import (
     DataSettings,
     DeletionSettings,
+    LaterDeletion,
     ModelSettings,
     UnlearningSettings,
 )
@@ -35,6 +36,7 @@ def reference() -> str:
         "model": ModelSettings,
         "training": TrainingSettings,
         "deletion": DeletionSettings,
+        "[deletion.then]": LaterDeletion,
         "unlearning": UnlearningSettings,
     }
     tables |= {f"unlearning.{name}": method.settings for name, method in METHODS.items()}

@@ -48,12 +48,14 @@ def run_experiment(
     the models it then computes have the same bits as if it had not been stopped.
     """
     scenario = build_scenario(config, machine)
-    run = RunDirectory.open(out, config.to_toml(), resume=resume)
-    write_whole(out / "partition.json", scenario.partition.to_json())
-    evaluator = Evaluator(scenario)
-
     training = training_plan(scenario.federation, config.training, config.seed, scenario.test)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
+    for method in methods.values():
+        _refuse_early(config, scenario, method, training)
+    run = RunDirectory.open(out, config.to_toml(), resume=resume)
+    run.pin({"client_threads": scenario.federation.threads, "deletion": scenario.digest})
+    write_whole(out / "partition.json", scenario.partition.to_json())
+    evaluator = Evaluator(scenario)
     kept = {
         name: method.kept_rounds(config.methods[name], config.training.rounds)
         for name, method in methods.items()
@@ -71,16 +73,55 @@ def run_experiment(
             outcome = yield from _run_method(
                 config, scenario, method, trained, origin, run, evaluator
             )
-            records = origin.records
-            own = sum(records[index - 1]["history_bytes"] for index in kept[name])
+            own = sum(r["history_bytes"] for r in origin.records if r["round"] in kept[name])
             outcomes[name] = replace(outcome, history_bytes=own)
         except DivergenceError as error:
-            _, records = run.load(name)
+            stages = range(1, len(scenario.stages) + 1)
+            records = _numbered([run.load(_phase_name(name, stage))[1] for stage in stages])
             outcomes[name] = Diverged(str(error), records)
             yield Progress(name, len(records), config.unlearning.rounds, {"diverged": str(error)})
     result, samples = collect_evidence(config, scenario, outcomes, evaluator)
     run.write_json("samples.json", samples)
     run.write_json("result.json", result)
+
+
+def _refuse_early(config: Config, scenario: Scenario, method: Method, training: Plan) -> None:
+    """Raise before any work is done where a method cannot do what is asked of it."""
+    settings = config.methods[method.name]
+    untrained = Trained(
+        scenario.federation,
+        training.fresh,
+        config.training,
+        config.seed,
+        history=dict.fromkeys(
+            method.kept_rounds(settings, config.training.rounds),
+            HistoryEntry(0, training.fresh, ()),
+        ),
+        method=None if method.prepare is None else method.name,
+    )
+    unlearning_plan(
+        untrained,
+        scenario.requests,
+        method,
+        settings,
+        training=config.unlearning_training,
+        rounds=config.unlearning.rounds,
+        seed=config.seed,
+        test=scenario.test,
+    )
+
+
+def _phase_name(method: str, stage: int) -> str:
+    return method if stage == 1 else f"{method}.{stage}"
+
+
+def _numbered(stages: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the records of all stages in a row, their rounds numbered through."""
+    records: list[dict[str, Any]] = []
+    for stage, own in enumerate(stages, start=1):
+        done = len(records)
+        records += [{**r, "round": done + r["round"], "stage": stage} for r in own]
+    return records
 
 
 def _run_method(
@@ -114,7 +155,7 @@ def _run_method(
             history={},
             memo=preparation.memo,
         )
-    records: list[dict[str, Any]] = []
+    stages: list[Sequence[Mapping[str, Any]]] = []
     honoured: list[DeletionRequest] = []
     notes: Sequence[str] = ()
     for number, stage in enumerate(scenario.stages, start=1):
@@ -129,18 +170,16 @@ def _run_method(
             test=scenario.test,
             honoured=honoured,
         )
-        if number > 1:
-            plan = replace(plan, phase=f"{method.name}.{number}")
+        plan = replace(plan, phase=_phase_name(method.name, number))
         after = yield from _run_phase(
             plan, _bind(method.unlearn, settings), run, evaluator, before.states
         )
-        done = len(records)
-        records += [{**r, "round": done + r["round"], "stage": number} for r in after.records]
+        stages.append(after.records)
         honoured += stage
         notes = method.notes(plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
         trained = replace(trained, params=after.params, phase=plan.phase, memo=after.memo)
-    return Outcome(before.params, records, notes=tuple(notes), preparation=preparation)
+    return Outcome(before.params, _numbered(stages), notes=tuple(notes), preparation=preparation)
 
 
 def _stage_rounds(config: Config, number: int) -> int:
@@ -191,7 +230,8 @@ def _run_phase(
             if this.index in history:
                 entry = HistoryEntry(this.index, before, this.updates)
                 run.save_history(entry)
-                record["history_bytes"] = sum(num_bytes(u.params) for u in entry.updates)
+                kept_models = [entry.start, *(u.params for u in entry.updates)]
+                record["history_bytes"] = sum(num_bytes(model) for model in kept_models)
             records.append(record)
             run.save(
                 plan.phase, Checkpoint(this.index, params, kept, this.final, this.memo), record

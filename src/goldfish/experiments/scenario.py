@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from goldfish.data import Backdoor, Partition, TensorExamples, load, poison, removal, triggered_test
 from goldfish.data import partition as partitions
-from goldfish.errors import ConfigError
+from goldfish.errors import ConfigError, DataError
 from goldfish.experiments.config import Config, Selection
 from goldfish.federation import InProcess
 from goldfish.models import model_factory
@@ -39,6 +41,16 @@ class Scenario:
     backdoor: Backdoor | None
     num_classes: int
     class_names: Sequence[str]
+
+    @property
+    def digest(self) -> str:
+        """A SHA-256 of who holds what and who asks for what, in which order."""
+        asked = [
+            [(r.client_id, list(r.sample_ids or ()), r.class_label) for r in stage]
+            for stage in self.stages
+        ]
+        content = json.dumps([self.partition.digest, asked])
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def requests(self) -> list[DeletionRequest]:
@@ -174,6 +186,9 @@ class _Chooser:
             eligible = None if backdoor is None else backdoor.eligible(self._train.labels)
             return self._at_rate(what.rate, eligible, lambda _client_id: True)
         if what.clients is not None:
+            for client_id in what.clients:
+                if self._asked.issuperset(self._partition.clients.get(client_id, [None])):
+                    raise ConfigError(f"deletion: all data of {client_id} is asked for already.")
             return removal.requests_for_clients(self._partition, what.clients)
         if what.samples is not None:
             ids = _read_ids(Path(what.samples))
@@ -203,7 +218,13 @@ class _Chooser:
             raise ConfigError("deletion: no client has samples left to remove.")
         rest = Partition(self._partition.kind, self._partition.seed, left)
         share = min(rate * whole / sum(len(ids) for ids in left.values()), 1 - 1e-9)
-        return removal.choose_rate(rest, self._train, share, self._seed, eligible)
+        try:
+            return removal.choose_rate(rest, self._train, share, self._seed, eligible)
+        except DataError as error:
+            raise ConfigError(
+                f"deletion: {rate:g} of the training set cannot be chosen: a client may lose 3/4 "
+                "of what it has left, and a backdoor takes none of its target. Lower the rate."
+            ) from error
 
 
 def _partition(config: Config, train: TensorExamples) -> Partition:

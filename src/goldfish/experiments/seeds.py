@@ -12,7 +12,7 @@ from typing import Any
 from goldfish.evaluation import paired_p
 from goldfish.experiments.config import Config
 from goldfish.experiments.runner import Progress, run_experiment
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.store import RunDirectory, write_whole
 
 SPREAD = ("accuracy", "backdoor_success", "memory_gap")
@@ -33,6 +33,7 @@ def run_seeds(
     shape as that of one run, with means instead of single numbers.
     """
     seeds = [config.seed + number for number in range(count)]
+    build_scenario(config, machine)  # what cannot run leaves no directory behind
     top = RunDirectory.open(out, f"# seeds = {seeds}\n{config.to_toml()}", resume=resume)
     results = []
     for seed in seeds:
@@ -78,7 +79,7 @@ def _combine_method(
         "spread": _spread(runs, name),
     }
     if "time_to_quality" in own[0]:
-        combined["time_to_quality"] = _mean([m["time_to_quality"] for m in own])
+        combined["time_to_quality"] = _mean([m.get("time_to_quality") for m in own])
     if "training" in own[0]:
         combined["training"] = _mean([m["training"] for m in own])
     return combined

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError
@@ -18,6 +19,7 @@ from goldfish.randomness import seeded_globally
 from goldfish.training import LocalWorkspace
 from goldfish.types import (
     Client,
+    ClientState,
     ClientStep,
     Failure,
     ModelFactory,
@@ -49,6 +51,13 @@ class InProcess:
         threads: int | None = None,
         device: str = "cpu",
     ) -> None:
+        if isinstance(model, nn.Module) or not callable(model):
+            raise ConfigError(
+                "model is a function that builds a new nn.Module at each call, not "
+                f"{type(model).__name__}; for a class of yours, pass the class itself."
+            )
+        if isinstance(clients, Client) or not all(isinstance(c, Client) for c in clients):
+            raise ConfigError("clients is a list of goldfish.Client values.")
         ids = [client.id for client in clients]
         doubles = sorted({i for i in ids if ids.count(i) > 1})
         if not clients or doubles:
@@ -62,7 +71,10 @@ class InProcess:
         self.device = device
         self.workers = min(workers or cores, len(clients))
         self.threads = threads or max(1, cores // len(clients))
-        self._clients = {c.id: replace(c, retained=as_examples(c.retained)) for c in clients}
+        self._clients = {
+            c.id: replace(c, retained=as_examples(c.retained), state=ClientState(c.state.arrays))
+            for c in clients
+        }
         self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
         for _ in range(self.workers):
             self._workspaces.put(LocalWorkspace(model, device))
@@ -117,7 +129,7 @@ class InProcess:
             self._workspaces.put(workspace)
 
     def _draws_globally(self, tasks: Sequence[Task]) -> bool:
-        """Tell whether the model draws from torch's global generator in training (dropout).
+        """Tell whether model or data draw from torch's global generator (dropout, transforms).
 
         Threads share that generator, so clients with such a model train one after the other,
         each from a seed of its own; otherwise the bits would depend on who comes first.
@@ -130,8 +142,8 @@ class InProcess:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 model = self.model().train()
                 try:
-                    inputs, _ = data.batch(torch.tensor([0, 0]))
                     before = torch.get_rng_state()
+                    inputs, _ = data.batch(torch.tensor([0, 0]))
                     model(inputs.cpu())
                 except Exception:
                     logger.info("%s could not be probed", client.id, exc_info=True)

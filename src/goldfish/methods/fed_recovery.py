@@ -230,7 +230,7 @@ def _original(plan: Plan, forgotten: Collection[str]) -> Params:
     """Return the model to unlearn from, or raise where the residuals would make no sense."""
     if plan.original is None:
         raise ConfigError("FedRecovery needs the model to unlearn from.")
-    if plan.training.aggregation != "size":
+    if plan.original_training is not None and plan.original_training.aggregation != "size":
         raise ConfigError(
             "FedRecovery works out each round's average without a client from the numbers of "
             "samples; clients weighted by server error do not tell. Train with aggregation = "
@@ -242,6 +242,10 @@ def _original(plan: Plan, forgotten: Collection[str]) -> Params:
             "deletion, and FedRecovery removes all that a client contributed. Use another method."
         )
     return plan.original
+
+
+def _check(plan: Plan, _settings: Settings) -> None:
+    _original(plan, {request.client_id for request in plan.requests})
 
 
 def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
@@ -287,5 +291,6 @@ FED_RECOVERY = Method(
     ),
     keeps="every client's update of every round, on the server",
     kept_rounds=kept_rounds,
+    check=_check,
     notes=_notes,
 )

@@ -42,8 +42,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
     settings = cast("GoldfishSettings", settings)
     if plan.original is None:
         raise ConfigError("Goldfish needs the model to unlearn from: it is the teacher.")
-    _check_shards(plan.training, settings)
-    _check_student(plan, settings)
+    check(plan, settings)
     rounds = federated_rounds(
         plan,
         STEPS,
@@ -91,17 +90,19 @@ def _retrain_sharded(
 ) -> Update:
     """Unlearn on a client that keeps shard models.
 
-    In the first round the client starts from the checkpoint of the shards that were not hit,
-    equation (9), instead of from the fresh student, and only what was hit is retrained. Later
-    rounds go on as in training: shared shards start from the new global model; isolated ones
-    never do, so those that were not hit stay as they are.
+    In the first round that it takes part in, the client starts from the checkpoint of the shards
+    that were not hit, equation (9), instead of from the fresh student, and only what was hit is
+    retrained. Later rounds go on as in training: shared shards start from the new global model;
+    isolated ones never do, so those that were not hit stay as they are.
     """
     settings = GoldfishSettings.from_task(task.config)
-    phase, first = str(task.config["phase"]), task.config["round"] == 1
-    source = str(task.config["original_phase"]) if first else phase
-    shards = partition_shards(client, training.shards, int(task.config["seed"]))
+    phase = str(task.config["phase"])
+    shards = partition_shards(client, training.shards, int(task.config["shard_seed"]))
     sizes = {shard.index: len(shard.retained) for shard in shards}
-    models = _kept_models(client, source, shards)
+    models = _kept_models(client, phase, shards)
+    first = not models
+    if first:
+        models = _kept_models(client, str(task.config["original_phase"]), shards)
     hit = [shard.index for shard in shards if shard.hit]
     start = task.arrays["model"]
     if first:
@@ -179,8 +180,7 @@ def _teacher_logits(
 
     A client keeps one set for each of its shards, that of the last teacher and deletion.
     """
-    asked = [(r.sample_ids and tuple(r.sample_ids), r.class_label) for r in task.requests]
-    fingerprint = f"{digest(task.constants['teacher'])} {hash(tuple(asked))}"
+    fingerprint = f"{digest(task.constants['teacher'])} {hash(tuple(retained.ids))}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     if logits is None or found != fingerprint:
@@ -189,7 +189,24 @@ def _teacher_logits(
     return logits
 
 
-def _check_shards(training: TrainingSettings, settings: GoldfishSettings) -> None:
+def check(plan: Plan, settings: Settings) -> None:
+    """Raise where Goldfish cannot do what is asked."""
+    settings = cast("GoldfishSettings", settings)
+    _check_shards(plan.training, plan.original_training, settings)
+    _check_student(plan, settings)
+
+
+def _check_shards(
+    training: TrainingSettings, before: TrainingSettings | None, settings: GoldfishSettings
+) -> None:
+    if before is not None and (training.shards, training.shard_mode) != (
+        before.shards,
+        before.shard_mode,
+    ):
+        raise ConfigError(
+            f"The model was trained with shards = {before.shards} ({before.shard_mode}), and what "
+            "clients keep of it is divided so: leave shards and shard_mode as they were."
+        )
     if training.shard_mode == "isolated" and settings.shard_retraining == "client":
         raise ConfigError(
             'shard_retraining = "client" trains one model on all shards, which ends their '
@@ -241,5 +258,6 @@ GOLDFISH = Method(
     unlearn=unlearn,
     keeps="with shards, every client's shard models",
     source=SOURCE,
+    check=check,
     notes=_notes,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -54,6 +54,10 @@ class Plan:
     """The model to unlearn from; None in the original training."""
     original_phase: str = "origin"
     """Under which name the clients keep what that model's training left them."""
+    original_training: TrainingSettings | None = None
+    """How that model was trained; None in the original training."""
+    original_seed: int | None = None
+    """The seed of that training, which divided the data into shards; None: this phase's."""
     original_memo: Mapping[str, Scalar] = field(default_factory=dict)
     """What the last round of that training remembered."""
     honoured: Sequence[DeletionRequest] = ()
@@ -88,6 +92,8 @@ class Method:
     """Of which training rounds the server must keep every client's update."""
     kept_models: Callable[[Settings, int, int], int] | None = None
     """How many models are kept, of clients and rounds; by default one a client and kept round."""
+    check: Callable[[Plan, Settings], None] = lambda _plan, _settings: None
+    """Raises, before any work is done, where the method cannot do what the plan asks."""
     prepare: Callable[[Plan, Settings], Iterator[Round]] | None = None
     """The method's own training, when it cannot start from an ordinary one."""
     notes: Callable[[Plan, Settings], Sequence[str]] = lambda _plan, _settings: ()
@@ -185,6 +191,7 @@ def ask(
                 "round": index,
                 "last_round": plan.rounds,
                 "seed": plan.seed,
+                "shard_seed": plan.seed if plan.original_seed is None else plan.original_seed,
             },
             requests=[r for r in plan.requests if r.client_id == client_id],
         )
@@ -194,7 +201,8 @@ def ask(
     updates = _check(replies, len(tasks), index, plan)
     if not updates and not may_be_empty:
         raise nothing_left(plan, index)
-    return Asked(index, updates, replies, bytes_sent(tasks, replies, first=index == 1))
+    told = {client_id for before in range(1, index) for client_id in members(plan, before)}
+    return Asked(index, updates, replies, bytes_sent(tasks, replies, told))
 
 
 def nothing_left(plan: Plan, index: int) -> ConfigError:
@@ -252,7 +260,7 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
         causes = "; ".join(f"{f.client_id}: {f.error}: {f.cause}" for f in replies.failures[:3])
         raise QuorumError(
             f"Only {answered} of {asked} clients answered {where}; the quorum is "
-            f"{plan.training.quorum:.0%} (training.quorum). First causes: {causes}"
+            f"{plan.training.quorum:.0%}. First causes: {causes}"
         )
     updates = [u for u in replies.updates if u.num_examples > 0]
     for update in updates:
@@ -264,9 +272,10 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
     return updates
 
 
-def bytes_sent(tasks: Sequence[Task], replies: RoundReplies, *, first: bool) -> int:
-    """Count what crosses the wire: arrays both ways; constants travel in the first round only."""
+def bytes_sent(tasks: Sequence[Task], replies: RoundReplies, told: Collection[str]) -> int:
+    """Count what crosses the wire: arrays both ways, constants to clients not ``told`` before."""
     down = sum(num_bytes(p) for t in tasks for p in t.arrays.values())
-    once = sum(num_bytes(p) for t in tasks for p in t.constants.values()) if first else 0
+    new = [task for task in tasks if task.client_id not in told]
+    once = sum(num_bytes(p) for task in new for p in task.constants.values())
     up = sum(num_bytes(u.params) for u in replies.updates)
     return down + once + up

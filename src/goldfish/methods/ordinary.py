@@ -40,6 +40,8 @@ def train(plan: Plan, start: Params) -> Iterator[Round]:
         "train",
         plan.training.to_task(),
         start=start,
+        # Isolated shards start from it whenever their client first takes part.
+        constants={"start": start} if plan.training.shard_mode == "isolated" else None,
         adaptive=plan.training.aggregation == "adaptive",
     )
 
@@ -73,12 +75,14 @@ def _train_shards(
     models: dict[int, Params] = {}
     sizes: dict[int, int] = {}
     fits: list[Fitted] = []
-    for shard in partition_shards(client, settings.shards, int(task.config["seed"])):
+    for shard in partition_shards(client, settings.shards, int(task.config["shard_seed"])):
         sizes[shard.index] = len(shard.retained)
         if not len(shard.retained):
             continue
         key = shard_key(str(task.config["phase"]), shard.index)
-        begin = kept.get(key, start) if settings.shard_mode == "isolated" else start
+        begin = start
+        if settings.shard_mode == "isolated":
+            begin = kept.get(key, task.constants["start"])
         models[shard.index], fitted = _train_on(
             task, shard.retained, workspace, settings, begin, fit, shard.index
         )

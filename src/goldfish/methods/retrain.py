@@ -63,6 +63,15 @@ class RetrainTunedSettings(Settings):
         return factors
 
 
+def check_tuned(plan: Plan, _settings: Settings) -> None:
+    """Raise where retrain-tuned cannot do what is asked."""
+    if plan.training.shards > 1 and plan.training.shard_mode == "isolated":
+        raise ConfigError(
+            "retrain-tuned cannot go on after an interruption with isolated shards, which start "
+            "from what clients kept and not from the server's model: use retrain."
+        )
+
+
 def unlearn_tuned(plan: Plan, settings: Settings) -> Iterator[Round]:
     """Yield the rounds of retraining with the best learning rate of the sweep.
 
@@ -76,11 +85,7 @@ def unlearn_tuned(plan: Plan, settings: Settings) -> Iterator[Round]:
             "retrain-tuned compares learning rates on the server's test set: pass one (test=...), "
             "or use retrain."
         )
-    if plan.training.shards > 1 and plan.training.shard_mode == "isolated":
-        raise ConfigError(
-            "retrain-tuned cannot go on after an interruption with isolated shards, which start "
-            "from what clients kept and not from the server's model: use retrain."
-        )
+    check_tuned(plan, settings)
     last = plan.last
     if last is None:
         tried = _sweep(plan, plan.server, settings)
@@ -126,7 +131,7 @@ class _Metered:
         replies = self.inner.run(tasks, steps)
         self.updates.extend(replies.updates)
         self.failures.extend(replies.failures)
-        self.sent.append(bytes_sent(tasks, replies, first=False))
+        self.sent.append(bytes_sent(tasks, replies, ()))
         return replies
 
     def states(self) -> Mapping[str, Mapping[str, Params]]:
@@ -231,5 +236,6 @@ RETRAIN_TUNED = Method(
     unlearn=unlearn_tuned,
     guarantee="exact",
     source="the paper's B1, with a sweep of ours",
+    check=check_tuned,
     notes=_tuned_notes,
 )

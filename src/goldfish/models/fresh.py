@@ -7,6 +7,7 @@ forgotten anything.
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from goldfish.errors import ConfigError
 from goldfish.randomness import seeded_globally
@@ -44,6 +45,11 @@ def require_new(first: nn.Module, second: nn.Module, source: str) -> None:
 
 def _storages(model: nn.Module) -> dict[int, str]:
     """Return the name of each tensor by its place in memory (0: no memory, so never shared)."""
+    if any(is_lazy(tensor) for tensor in model.state_dict().values()):
+        raise ConfigError(
+            "The model has lazy layers without weights. Let its factory run one batch through it, "
+            "so that every layer knows its shape."
+        )
     places = {
         tensor.untyped_storage().data_ptr(): name for name, tensor in model.state_dict().items()
     }

@@ -36,7 +36,7 @@ def read_run(run_dir: Path) -> Run:
     if not path.exists():
         raise StoreError(
             f"No result.json in {run_dir}: the run has not finished. "
-            f"Finish it with 'goldfish run --resume {run_dir}', then ask for the report again."
+            f"Finish it with 'goldfish run {run_dir} --resume', then ask for the report again."
         )
     result = _read_object(path, "methods")
     if result.get("schema") != SCHEMA:
@@ -47,7 +47,7 @@ def read_run(run_dir: Path) -> Run:
     methods = result.get("methods")
     if not isinstance(methods, dict) or not all(isinstance(m, dict) for m in methods.values()):
         raise StoreError(
-            f"{path} has no table of methods. Write it anew with 'goldfish run --resume {run_dir}'."
+            f"{path} has no table of methods. Write it anew with 'goldfish run {run_dir} --resume'."
         )
     samples_path = run_dir / "samples.json"
     samples = _read_object(samples_path, "samples") if samples_path.exists() else None
@@ -62,7 +62,7 @@ def section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _read_object(path: Path, what: str) -> dict[str, Any]:
     """Return the JSON object in ``path``, which holds the run's ``what``."""
-    again = f"Write it anew with 'goldfish run --resume {path.parent}'."
+    again = f"Write it anew with 'goldfish run {path.parent} --resume'."
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # broken JSON, or bytes that are not UTF-8

@@ -60,7 +60,7 @@ def _gap_meaning(name: str, rows: Mapping[str, SummaryRow]) -> str:
     if left is None:
         return "; origin's differs too little from retrain's to tell anything"
     if left < OVERDONE:
-        return f"; {name} does worse on them than a model that never saw them"
+        return f"; {name}'s difference lies beyond retrain's"
     share = f"{max(left, 0.0):.0%}".replace("%", " %")
     return f"; {share} of what sets origin apart from retrain is left in {name}"
 

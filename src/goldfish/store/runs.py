@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpo
 from goldfish.store.files import write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
 
-CONFIG, METRICS, RESULT = "config.toml", "metrics.jsonl", "result.json"
+CONFIG, METRICS, RESULT, PINNED = "config.toml", "metrics.jsonl", "result.json", "pinned.json"
 
 
 class KeptHistory(Mapping[int, HistoryEntry]):
@@ -76,6 +77,8 @@ class RunDirectory:
         """Keep a finished round: its line in the metrics, then its checkpoint."""
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps({"phase": phase, **record}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         save_checkpoint(self.checkpoint_path(phase), checkpoint)
 
     def load(self, phase: str) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
@@ -89,6 +92,11 @@ class RunDirectory:
         records = [r for r in self._records() if r["phase"] != phase or r["round"] <= last]
         write_whole(self.path / METRICS, "".join(json.dumps(r) + "\n" for r in records))
         own = [r for r in records if r.pop("phase") == phase]
+        if [r["round"] for r in own] != list(range(1, last + 1)):
+            raise StoreError(
+                f"{self.path / METRICS} lacks rounds of {phase}. Delete {path}: the run then "
+                "starts this phase again."
+            )
         return checkpoint, own
 
     def save_history(self, entry: HistoryEntry) -> None:
@@ -100,7 +108,14 @@ class RunDirectory:
 
     def load_history(self, index: int) -> HistoryEntry:
         """Read a kept training round back."""
-        kept = load_checkpoint(self._history_path(index))
+        path = self._history_path(index)
+        try:
+            kept = load_checkpoint(path)
+        except StoreError as error:
+            raise StoreError(
+                f"{path}, an update kept for a method, cannot be read. Delete "
+                f"{self.checkpoint_path('origin')}: the run then trains and records it again."
+            ) from error
         updates = [
             Update(client_id, kept.states[client_id]["update"], int(size), {})
             for client_id, size in kept.memo.items()
@@ -109,6 +124,19 @@ class RunDirectory:
 
     def _history_path(self, index: int) -> Path:
         return self.path / "history" / f"round-{index:04}.safetensors"
+
+    def pin(self, facts: Mapping[str, Scalar]) -> None:
+        """Remember what the run's bits depend on beside its configuration; refuse other facts."""
+        path = self.path / PINNED
+        if not path.exists():
+            self.write_json(PINNED, dict(facts))
+        before = json.loads(path.read_text())
+        for name, value in facts.items():
+            if before.get(name) != value:
+                raise StoreError(
+                    f"{self.path} was started with another {name} ({before.get(name)}, now "
+                    f"{value}). Use the same, or choose another --out."
+                )
 
     def checkpoint_path(self, phase: str) -> Path:
         """Return where a phase's checkpoint lies."""
