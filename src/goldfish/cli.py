@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from goldfish.errors import ConfigError, GoldfishError
+from goldfish.version import __version__
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -29,12 +30,22 @@ INTERRUPTED = 130
 app = typer.Typer(
     help="Remove data from a federated model, fast, and show that it is gone.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 data_app = typer.Typer(help="Datasets: what is there, and how to get what is missing.")
 app.add_typer(data_app, name="data", no_args_is_help=True)
 console = Console()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        console.print(__version__, highlight=False)
+        raise typer.Exit
 
 
 class Device(StrEnum):

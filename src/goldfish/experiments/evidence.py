@@ -77,7 +77,8 @@ class Evaluator:
     def measure(self, params: Params) -> dict[str, Any]:
         """Return a model's scores: on clean test data, and on triggered data where there is any."""
         test, triggered = self._scenario.test, self._scenario.triggered
-        scores = score(self.logits(params, test), test.labels.cpu(), self._scenario.num_classes)
+        on_test = self.logits(params, test)
+        scores = score(on_test, test.labels.cpu(), self._scenario.num_classes)
         success = None
         if triggered is not None and self._scenario.backdoor is not None:
             logits = self.logits(params, triggered)
@@ -86,7 +87,9 @@ class Evaluator:
         if self._clean_removed is not None:
             removed = self.logits(params, self._clean_removed)
             labels = self._clean_removed.labels.cpu()
-            gap = scores.loss - score(removed, labels, self._scenario.num_classes).loss
+            same = torch.isin(test.labels.cpu(), labels)  # unseen samples of the same classes
+            unseen = score(on_test[same], test.labels.cpu()[same], self._scenario.num_classes)
+            gap = unseen.loss - score(removed, labels, self._scenario.num_classes).loss
         return {
             "accuracy": scores.accuracy,
             "loss": scores.loss,

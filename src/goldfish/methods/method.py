@@ -250,8 +250,8 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
     for failure in replies.failures:
         if failure.error == "DivergenceError":
             raise DivergenceError(
-                f"Non-finite loss on {failure.client_id} {where}: {failure.cause}. If that is not "
-                f"the cause, lower learning_rate (now {plan.training.learning_rate:g})."
+                f"Non-finite loss on {failure.client_id} {where}: {failure.cause}. A lower "
+                f"learning_rate (now {plan.training.learning_rate:g}) may help too."
             )
         if failure.error == "ConfigError":
             raise ConfigError(f"{failure.client_id} {where}: {failure.cause}")
