@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -33,6 +33,9 @@ from goldfish.types import (
     Scalar,
 )
 from goldfish.unlearning.extension import ServerTest
+
+States: TypeAlias = Mapping[str, Mapping[str, Params]]
+"""What each client keeps, by key."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,8 @@ def train(
     checked = TrainingSettings.parse(settings)
     plan = training_plan(federation, checked, seed, scored)
     kept: set[int] = set()
-    for name, own_values in dict(
-        keep_for if isinstance(keep_for, Mapping) else _bare(keep_for)
-    ).items():
+    wanted = keep_for if isinstance(keep_for, Mapping) else {name: {} for name in keep_for}
+    for name, own_values in wanted.items():
         needed = method_named(name)
         kept.update(needed.kept_rounds(needed.settings.parse(own_values), checked.rounds))
     rounds, params, history, _ = _collect(plan, ordinary.train(plan, plan.fresh), scored, kept)
@@ -280,14 +282,18 @@ def timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
         yield this, time.perf_counter() - begin
 
 
+def states_of(federation: Federation, phase: str) -> States:
+    """Return what the clients keep under the name of a phase."""
+    return {
+        client_id: {key: params for key, params in kept.items() if key.startswith(f"{phase}/")}
+        for client_id, kept in federation.states().items()
+    }
+
+
 def bytes_kept(federation: Federation, phase: str) -> int:
     """Return how many bytes the clients keep under the name of a phase."""
-    return sum(
-        num_bytes(params)
-        for kept in federation.states().values()
-        for key, params in kept.items()
-        if key.startswith(f"{phase}/")
-    )
+    kept = states_of(federation, phase).values()
+    return sum(num_bytes(params) for own in kept for params in own.values())
 
 
 def _collect(
@@ -325,15 +331,12 @@ def _collect(
 
 def _forget_phase(plan: Plan) -> None:
     """Drop what clients keep of an earlier phase of this name: this one starts anew."""
+    own = states_of(plan.federation, plan.phase)
     states = {
-        client_id: {k: v for k, v in kept.items() if not k.startswith(f"{plan.phase}/")}
+        client_id: {key: params for key, params in kept.items() if key not in own[client_id]}
         for client_id, kept in plan.federation.states().items()
     }
     plan.federation.restore(states)
-
-
-def _bare(names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    return {name: {} for name in names}
 
 
 def _divide(

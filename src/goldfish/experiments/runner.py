@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from goldfish.errors import DivergenceError
 from goldfish.evaluation import round_cost
@@ -16,13 +16,18 @@ from goldfish.methods import METHODS, Method, Plan, ordinary
 from goldfish.params import num_bytes
 from goldfish.store import Checkpoint, KeptHistory, RunDirectory, write_whole
 from goldfish.training import Settings
-from goldfish.types import DeletionRequest, HistoryEntry, Params, Round
-from goldfish.workflow import Trained, bytes_kept, timed, training_plan, unlearning_plan
+from goldfish.types import DeletionRequest, HistoryEntry, Round
+from goldfish.workflow import (
+    States,
+    Trained,
+    bytes_kept,
+    states_of,
+    timed,
+    training_plan,
+    unlearning_plan,
+)
 
 ORIGIN = "origin"
-
-States: TypeAlias = Mapping[str, Mapping[str, Params]]
-"""What each client keeps, by key."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,8 @@ def _run_phase(
     if checkpoint is None or not checkpoint.final:
         last = Round(done, params, (), (), 0, memo=checkpoint.memo) if checkpoint else None
         for this, seconds in timed(begin(replace(plan, last=last))):
-            before, params, kept, memo = params, this.params, _own(plan), this.memo
+            before, params, memo = params, this.params, this.memo
+            kept = states_of(plan.federation, plan.phase)
             cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
             measured = evaluator.measure(params)
             measured.pop("per_class")
@@ -240,14 +246,6 @@ def _run_phase(
                 plan.phase, this.index, this.index if this.final else plan.rounds, record
             )
     return Outcome(params, records, kept, memo)
-
-
-def _own(plan: Plan) -> States:
-    """Return what the clients keep under the name of this phase."""
-    return {
-        client_id: {k: v for k, v in kept.items() if k.startswith(f"{plan.phase}/")}
-        for client_id, kept in plan.federation.states().items()
-    }
 
 
 def _merge(before: States, own: States) -> States:

@@ -201,7 +201,9 @@ def ask(
     updates = _check(replies, len(tasks), index, plan)
     if not updates and not may_be_empty:
         raise nothing_left(plan, index)
-    told = {client_id for before in range(1, index) for client_id in members(plan, before)}
+    told: set[str] = set()
+    if constants:
+        told = {client_id for before in range(1, index) for client_id in members(plan, before)}
     return Asked(index, updates, replies, bytes_sent(tasks, replies, told))
 
 
