@@ -91,7 +91,7 @@ class Method:
     kept_rounds: Callable[[Settings, int], Sequence[int]] = lambda _settings, _rounds: ()
     """Of which training rounds the server must keep every client's update."""
     kept_models: Callable[[Settings, int, int], int] | None = None
-    """How many models are kept, of clients and rounds; by default one a client and kept round."""
+    """How many models are kept; by default, of each kept round its start and every update."""
     check: Callable[[Plan, Settings], None] = lambda _plan, _settings: None
     """Raises, before any work is done, where the method cannot do what the plan asks."""
     prepare: Callable[[Plan, Settings], Iterator[Round]] | None = None
@@ -104,7 +104,8 @@ def count_kept_models(method: Method, settings: Settings, clients: int, rounds: 
     """Return how many models a method keeps during a training of so many clients and rounds."""
     if method.kept_models is not None:
         return method.kept_models(settings, clients, rounds)
-    return clients * len(method.kept_rounds(settings, rounds))
+    updates_and_start = clients + 1
+    return updates_and_start * len(method.kept_rounds(settings, rounds))
 
 
 def deletion_kind(request: DeletionRequest) -> Deletion:
