@@ -235,6 +235,7 @@ def test_an_archive_cannot_write_elsewhere(
         (b"no archive", ["a.bin"], "cannot be unpacked"),
         (archive(("a.bin", b"A" * 9999))[:90], ["a.bin"], "cannot be unpacked"),
     ],
+    ids=["member missing", "link for a file", "no archive", "cut short"],  # archives hold the time
 )
 def test_a_wrong_archive_leaves_nothing_behind(
     server: Server,

@@ -53,8 +53,12 @@ def test_idx_files_are_read_gzipped_or_not(tmp_path: Path, name: str) -> None:
         ("t10k-labels-idx1-ubyte", idx_bytes([1, 10], 2), "label 10 is out of range"),
         ("t10k-labels-idx1-ubyte", idx_bytes([1], 1), "2 images but"),
         ("train-images-idx3-ubyte.gz", b"not gzip", "cannot be read"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 999)[:-12], "cannot be read"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"x")[:10] + b"\xff" * 9, "cannot be read"),
+        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 999, mtime=0)[:-12], "cannot be read"),
+        (
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(b"x", mtime=0)[:10] + b"\xff" * 9,
+            "cannot be read",
+        ),
     ],
 )
 def test_a_broken_idx_file_is_named_with_the_remedy(
