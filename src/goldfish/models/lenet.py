@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from goldfish.errors import ConfigError
+from goldfish.models.pooling import MaxPool2x2
 
 CONV_CHANNELS = (6, 16)
 HIDDEN = (120, 84)
@@ -51,10 +52,10 @@ def _features(in_channels: int, padding: int) -> list[nn.Module]:
     return [
         nn.Conv2d(in_channels, CONV_CHANNELS[0], KERNEL, padding=padding),
         nn.ReLU(),
-        nn.MaxPool2d(2),
+        MaxPool2x2(),
         nn.Conv2d(*CONV_CHANNELS, KERNEL),
         nn.ReLU(),
-        nn.MaxPool2d(2),
+        MaxPool2x2(),
     ]
 
 
