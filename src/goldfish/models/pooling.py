@@ -21,7 +21,7 @@ class MaxPool2x2(nn.MaxPool2d):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the maximum of each window; a last odd row or column is left out."""
         if inputs.device.type != "cpu" or torch.compiler.is_compiling():
-            return super().forward(inputs)
+            return cast("Tensor", super().forward(inputs))
         height, width = inputs.shape[-2] // 2 * 2, inputs.shape[-1] // 2 * 2
         even = inputs[..., :height, :width]
         if torch.is_grad_enabled() and inputs.requires_grad:
