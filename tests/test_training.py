@@ -15,12 +15,11 @@ from torch import Tensor, nn, tensor
 from goldfish import params as P  # noqa: N812
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError, DivergenceError
+from goldfish.feeds import Batch, Feed, plain_feed
+from goldfish.stepping import Loss
 from goldfish.training import (
-    Batch,
     Ensemble,
-    Feed,
     LocalWorkspace,
-    Loss,
     Settings,
     TrainingSettings,
     count_members,
@@ -29,7 +28,6 @@ from goldfish.training import (
     fit,
     join,
     learning_rate_at,
-    plain_feed,
     predict,
 )
 
@@ -459,15 +457,21 @@ def test_plain_feed_gives_inputs_and_labels_in_order() -> None:
     assert batch.removed is None
 
 
+class AddNoise:
+    """Adds one random number to each input."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(count, generator=generator)
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        return inputs + drawn[:, None]
+
+
 def test_plain_feed_transforms_inputs_with_its_generator() -> None:
     examples, generator = points(5), seeded(1)
-
-    def add_noise(inputs: Tensor, generator: torch.Generator) -> Tensor:
-        return inputs + torch.rand(inputs.shape, generator=generator)
-
-    batch = read(plain_feed(examples, CPU, generator, add_noise), [1, 2])
-    noise = torch.rand(2, 4, generator=seeded(1))
-    assert torch.equal(batch.inputs, examples.images[[1, 2]] + noise)
+    batch = read(plain_feed(examples, CPU, generator, AddNoise()), [1, 2])
+    noise = torch.rand(2, generator=seeded(1))
+    assert torch.equal(batch.inputs, examples.images[[1, 2]] + noise[:, None])
     assert torch.equal(batch.labels, examples.labels[[1, 2]])
 
 

@@ -18,7 +18,9 @@ from goldfish.types import Params
 
 def params_of(model: nn.Module) -> Params:
     """Return a detached copy, on the CPU, of all weights and all buffers of ``model``."""
-    return {name: t.detach().to("cpu", copy=True) for name, t in model.state_dict().items()}
+    return {
+        name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()
+    }
 
 
 def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Params:

@@ -6,6 +6,7 @@ import difflib
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -15,10 +16,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError, DivergenceError, unknown
+from goldfish.feeds import Batch, ExampleFeed, Feed
+from goldfish.graphs import allow_recording, recorder_of
+from goldfish.stepping import (
+    Loss,
+    Objective,
+    PlainTrainer,
+    Precision,
+    Precondition,
+    Sgd,
+    Trainer,
+    TrainingStep,
+)
 from goldfish.types import Examples, ModelFactory, Params, Scalar
 
 MEMBERS = "members."
 """How the names of an ensemble's parameters begin."""
+
+PREDICTED_AT_ONCE = {"cpu": 200, "cuda": 2000}
+"""Samples in a batch of :func:`predict`: what a device does fastest."""
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -107,6 +123,8 @@ class TrainingSettings(Settings):
     """L2 penalty of local SGD."""
     augment: bool = False
     """Random crops and horizontal flips of the training images."""
+    precision: Precision = "fp32"
+    """Arithmetic of the training on a GPU; the weights are float32 in any case."""
     aggregation: Literal["size", "adaptive"] = "size"
     """Weights of the clients: by number of samples (FedAvg) or by server error (equation 12)."""
     server_samples: Count = 2000
@@ -129,39 +147,6 @@ def learning_rate_at(settings: TrainingSettings, index: int, rounds: int) -> flo
         shrinks = (index - 1) // settings.step_every
         return settings.learning_rate * float(settings.step_factor**shrinks)
     return settings.learning_rate
-
-
-@dataclass(frozen=True)
-class Batch:
-    """All tensors that one training step needs, on the device of the model."""
-
-    inputs: Tensor
-    labels: Tensor
-    teacher_logits: Tensor | None = None
-    """What the teacher says of ``inputs``."""
-    removed: tuple[Tensor, Tensor] | None = None
-    """Inputs and labels of a mini-batch of removed data."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What a step minimises, and the part of it that measures fitness on the remaining data."""
-
-    total: Tensor
-    risk: Tensor
-
-
-Feed: TypeAlias = Callable[[Tensor], Batch]
-"""Gathers the batch for the given positions in a client's remaining data."""
-
-Objective: TypeAlias = Callable[[nn.Module, Batch], Loss]
-"""The loss of a model on a batch; has no state and draws no random numbers."""
-
-Precondition: TypeAlias = Callable[[nn.Module, Batch], None]
-"""Changes the gradients in place, between the backward pass on the batch and the step."""
-
-Transform: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
-"""Augmentation of a batch of inputs."""
 
 
 @dataclass(frozen=True)
@@ -194,43 +179,28 @@ def fit(
     ``after_step`` gets the model after it, with the loss before it, and its yes ends the training.
     A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
     """
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
-    device = next(model.parameters()).device
+    sgd = Sgd(settings.momentum, settings.weight_decay, settings.precision)
+    recorder = recorder_of(model) if precondition is None and after_step is None else None
+    trainer: Trainer
+    if recorder is not None and isinstance(feed, ExampleFeed) and feed.gather.on_device:
+        trainer = recorder.trainer(feed, objective, sgd, learning_rate)
+    else:
+        step = TrainingStep(model, objective, sgd, learning_rate)
+        trainer = PlainTrainer(step, feed, precondition, after_step)
     model.train()
     epoch_risks: list[float] = []
     steps = samples = 0
     for epoch in range(1, settings.local_epochs + 1):
-        total, risk = torch.zeros(2, device=device)
         batches = _batches(num_examples, settings.batch_size, generator)
         if max_steps is not None:
             batches = batches[: max_steps - steps]
-        ended, taken = False, 0
-        for positions in batches:
-            batch = feed(positions)
-            optimizer.zero_grad()
-            loss = objective(model, batch)
-            loss.total.backward()
-            if precondition is not None:
-                precondition(model, batch)
-            optimizer.step()
-            total += loss.total.detach()
-            risk += loss.risk.detach()
-            samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
-            taken += 1
-            ended = after_step is not None and after_step(model, loss)
-            if ended:
-                break
-        steps += taken
-        if not torch.isfinite(total):
-            raise DivergenceError(f"the loss became {total.item()} in local epoch {epoch}")
-        epoch_risks.append(risk.item() / taken)
-        if ended or steps == max_steps or (stop is not None and stop(epoch_risks)):
+        done = trainer.run(batches)
+        steps += done.steps
+        samples += done.samples
+        if not math.isfinite(done.total):
+            raise DivergenceError(f"the loss became {done.total} in local epoch {epoch}")
+        epoch_risks.append(done.risk / done.steps)
+        if done.ended or steps == max_steps or (stop is not None and stop(epoch_risks)):
             break
     return Fitted(epoch_risks, steps, samples)
 
@@ -246,23 +216,6 @@ def _batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     return batches
 
 
-def plain_feed(
-    examples: Examples,
-    device: torch.device,
-    generator: torch.Generator,
-    transform: Transform | None = None,
-) -> Feed:
-    """Return a feed of inputs and labels alone, augmented by ``transform``."""
-
-    def feed(positions: Tensor) -> Batch:
-        inputs, labels = examples.batch(positions)
-        if transform is not None:
-            inputs = transform(inputs, generator)
-        return Batch(inputs.to(device), labels.to(device))
-
-    return feed
-
-
 def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
     """Return the ordinary training loss."""
     loss = F.cross_entropy(model(batch.inputs), batch.labels)
@@ -270,11 +223,12 @@ def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, examples: Examples, batch_size: int = 200) -> Tensor:
+def predict(model: nn.Module, examples: Examples, batch_size: int | None = None) -> Tensor:
     """Return the logits of all examples, on the CPU, in order; always in evaluation mode."""
     model.eval()
     device = next(model.parameters()).device
-    batches = torch.arange(len(examples)).split(batch_size)
+    size = batch_size or PREDICTED_AT_ONCE[device.type]
+    batches = torch.arange(len(examples)).split(size)
     return torch.cat([model(examples.batch(b)[0].to(device)).float().cpu() for b in batches])
 
 
@@ -311,12 +265,30 @@ _building = threading.Lock()
 
 
 class LocalWorkspace:
-    """The models of one worker: built once for each role, then loaded again and again."""
+    """The models of one worker: built once for each role, then loaded again and again.
 
-    def __init__(self, factory: ModelFactory, device: torch.device | str = "cpu") -> None:
+    On a GPU a worker has a stream of its own (:meth:`active`), and with ``graphs`` the training
+    steps of its models are recorded and replayed. With ``compiled`` models are compiled.
+    """
+
+    def __init__(
+        self,
+        factory: ModelFactory,
+        device: torch.device | str = "cpu",
+        *,
+        graphs: bool = True,
+        compiled: bool = False,
+    ) -> None:
         self._factory = factory
-        self._device = device
+        self._device = torch.device(device)
+        self._graphs = graphs and self._device.type == "cuda"
+        self._compiled = compiled
         self._modules: dict[str, nn.Module] = {}
+        self._stream = torch.cuda.Stream() if self._device.type == "cuda" else None
+
+    def active(self) -> AbstractContextManager[object]:
+        """Return the context in which this worker works."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def load(self, role: str, params: Params) -> nn.Module:
         """Return the module for ``role``, holding ``params``: one model, or an ensemble."""
@@ -326,7 +298,15 @@ class LocalWorkspace:
             # Its initial weights are not used: the caller's random numbers stay as they are.
             with _building, torch.random.fork_rng(devices=[]):
                 built = [self._factory() for _ in range(members or 1)]
-            self._modules[key] = (Ensemble(built) if members else built[0]).to(self._device)
+            self._modules[key] = self._ready(Ensemble(built) if members else built[0])
         module = self._modules[key]
         module.load_state_dict(dict(params))
+        return module
+
+    def _ready(self, module: nn.Module) -> nn.Module:
+        module = module.to(self._device)
+        if self._compiled:
+            module.compile(dynamic=False)
+        if self._graphs:
+            allow_recording(module)
         return module

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from goldfish.data import random_crop_flip
+from goldfish.data import RandomCropFlip
 from goldfish.randomness import generator
 
 
@@ -28,14 +28,16 @@ def slow_crop_flip(images: Tensor, draws: torch.Generator, padding: int) -> Tens
 )
 def test_it_equals_the_slow_way(shape: tuple[int, ...], padding: int) -> None:
     images = torch.randn(shape, generator=generator(0, "images"))
-    fast = random_crop_flip(images, generator(1, "crop"), padding)
+    transform = RandomCropFlip(padding)
+    fast = transform.apply(images, transform.draw(len(images), generator(1, "crop")))
     assert torch.equal(fast, slow_crop_flip(images, generator(1, "crop"), padding))
 
 
 def test_images_move_and_flip_and_the_input_stays() -> None:
     images = torch.arange(1.0, 65.0).view(1, 1, 8, 8).repeat(200, 1, 1, 1)
     before = images.clone()
-    changed = random_crop_flip(images, generator(2, "crop"))
+    transform = RandomCropFlip()
+    changed = transform.apply(images, transform.draw(len(images), generator(2, "crop")))
     assert torch.equal(images, before)
     assert len({tuple(image.flatten().tolist()) for image in changed}) > 50
     rising = changed[:, 0, 4, 4] > changed[:, 0, 4, 3]

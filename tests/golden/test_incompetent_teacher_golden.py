@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn, tensor
 
+from goldfish.feeds import Batch
 from goldfish.methods.incompetent_teacher import (
+    BadTeachingObjective,
     bad_teaching_loss,
-    bad_teaching_objective,
     imitation_loss,
 )
-from goldfish.training import Batch
 
 LN2, LN3 = math.log(2), math.log(3)
 EXACT = 1e-6
@@ -81,7 +81,7 @@ def test_the_objective_asks_the_incompetent_teacher_of_removed_data_alone() -> N
     """
     kept, gone = logits_of([1 / 2, 1 / 2]), logits_of([3 / 4, 1 / 4])
     nobody = tensor([-1])
-    objective = bad_teaching_objective(Uniform(), 1)
+    objective = BadTeachingObjective(Uniform(), 1)
     batch = Batch(kept, nobody, logits_of([3 / 4, 1 / 4]), removed=(gone, nobody))
     loss = objective(Fixed(), batch)
     assert loss.total.item() == pytest.approx(LN3 / 8, abs=EXACT)

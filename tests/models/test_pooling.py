@@ -58,3 +58,18 @@ def test_the_lenets_use_it(name: str) -> None:
     shape = (1, 28, 28) if name == "lenet5" else (3, 32, 32)
     model = model_factory(name, num_classes=10, image_shape=shape)()
     assert sum(isinstance(module, MaxPool2x2) for module in model.modules()) == 2
+
+
+def test_torch_func_can_look_into_it() -> None:
+    """The gradient of each of two images by itself is that of both at once, row by row."""
+    images = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+    def pooled_sum(image: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = MaxPool2x2()(image)
+        return pooled.square().sum()
+
+    both = images.clone().requires_grad_()
+    pooled_sum(both).backward()
+    each = torch.func.vmap(torch.func.grad(pooled_sum))(images)
+    assert both.grad is not None
+    assert torch.equal(each, both.grad)

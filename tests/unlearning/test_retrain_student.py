@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from goldfish import params as P  # noqa: N812
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError, DivergenceError
-from goldfish.training import Fitted, TrainingSettings, Transform
+from goldfish.feeds import Transform
+from goldfish.training import Fitted, TrainingSettings
 from goldfish.types import Examples
 from goldfish.unlearning.basic_model import (
     GoldfishSettings,
@@ -128,12 +129,24 @@ def retrain(
     )
 
 
-def unchanged(inputs: Tensor, _generator: torch.Generator) -> Tensor:
-    return inputs.clone()
+class Unchanged:
+    """An augmentation that draws nothing and changes nothing."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        return torch.zeros(count)
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        return inputs
 
 
-def noisy(inputs: Tensor, generator: torch.Generator) -> Tensor:
-    return inputs + 0.01 * torch.rand(inputs.shape, generator=generator)
+class Noisy:
+    """An augmentation that moves each input."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        return 0.01 * torch.randn(count, FEATURES, generator=generator)
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        return inputs + drawn
 
 
 # The whole procedure, against a slow one.
@@ -184,7 +197,7 @@ def slow_goldfish(
     return risks
 
 
-@pytest.mark.parametrize("transform", [None, unchanged])
+@pytest.mark.parametrize("transform", [None, Unchanged()])
 def test_retraining_is_the_slow_one(transform: Transform | None) -> None:
     """Weights, buffers and risks of two epochs, with the teacher asked once or at every step."""
     fast, slow = network(3), network(3)
@@ -201,7 +214,7 @@ def test_retraining_is_the_slow_one(transform: Transform | None) -> None:
 # Knowledge flows from the teacher on the remaining data only.
 
 
-@pytest.mark.parametrize("transform", [None, unchanged])
+@pytest.mark.parametrize("transform", [None, Unchanged()])
 @pytest.mark.parametrize("stop", [False, True])
 def test_the_teacher_sees_all_remaining_samples_and_no_removed_one(
     transform: Transform | None, stop: bool
@@ -236,7 +249,7 @@ class SecondOpinion(nn.Module):
         return torch.where(inputs[:, :1] < 0, -100 * logits, logits)
 
 
-@pytest.mark.parametrize("transform", [None, unchanged])
+@pytest.mark.parametrize("transform", [None, Unchanged()])
 def test_what_the_teacher_thinks_of_removed_data_does_not_reach_the_student(
     transform: Transform | None,
 ) -> None:
@@ -254,7 +267,7 @@ def test_what_the_teacher_thinks_of_remaining_data_does_reach_the_student() -> N
     assert P.distance(P.params_of(one), P.params_of(two)) > 1e-3
 
 
-@pytest.mark.parametrize("transform", [None, noisy])
+@pytest.mark.parametrize("transform", [None, Noisy()])
 def test_the_teacher_does_not_change(transform: Transform | None) -> None:
     """Neither its weights nor its BatchNorm buffers; and its dropout is off."""
     teacher = nn.Sequential(network(4), nn.Dropout(0.5))
@@ -272,7 +285,7 @@ def test_the_teacher_does_not_change(transform: Transform | None) -> None:
 def test_with_augmentation_teacher_and_student_see_the_same_images() -> None:
     """The student's batch is the teacher's, then the removed samples, augmented as well."""
     student, teacher = Recording(network(3)), Recording(network(4))
-    retrain(student, teacher, removed=removed_data(), epochs=2, transform=noisy)
+    retrain(student, teacher, removed=removed_data(), epochs=2, transform=Noisy())
     assert len(student.seen) == len(teacher.seen) == 8
     originals = {tuple(row) for row in removed_data().images.tolist()}
     for both, taught in zip(student.seen, teacher.seen, strict=True):
@@ -351,7 +364,7 @@ def test_removed_data_and_its_generator_do_matter() -> None:
 
 
 @pytest.mark.parametrize(("stop", "epochs"), [(False, 3), (True, 1)])
-@pytest.mark.parametrize("transform", [None, noisy])
+@pytest.mark.parametrize("transform", [None, Noisy()])
 def test_without_distillation_the_teacher_is_never_asked(
     stop: bool, epochs: int, transform: Transform | None
 ) -> None:
@@ -435,7 +448,7 @@ def test_all_local_epochs_without_the_stop_or_with_a_threshold_of_0(
     assert fitted.steps == 24
 
 
-@pytest.mark.parametrize("transform", [None, unchanged])
+@pytest.mark.parametrize("transform", [None, Unchanged()])
 @pytest.mark.parametrize("mu_d", [1.0, 0.5, 0.0])
 def test_the_stop_is_at_the_first_epoch_within_the_threshold_of_the_teacher(
     mu_d: float, transform: Transform | None

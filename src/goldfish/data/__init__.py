@@ -5,7 +5,7 @@ The functions that share a module's name are used through it: ``partition.partit
 """
 
 from goldfish.data import fetch, partition, removal
-from goldfish.data.augmentation import random_crop_flip
+from goldfish.data.augmentation import RandomCropFlip
 from goldfish.data.backdoor import Backdoor, poison, triggered_test
 from goldfish.data.examples import DatasetExamples, Subset, TensorExamples, as_examples
 from goldfish.data.partition import Partition
@@ -18,6 +18,7 @@ __all__ = [
     "DatasetExamples",
     "LabelledData",
     "Partition",
+    "RandomCropFlip",
     "Subset",
     "TensorExamples",
     "as_examples",
@@ -26,7 +27,6 @@ __all__ = [
     "load",
     "partition",
     "poison",
-    "random_crop_flip",
     "removal",
     "triggered_test",
 ]

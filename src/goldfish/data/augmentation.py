@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 
-def random_crop_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+@dataclass(frozen=True)
+class RandomCropFlip:
     """Shift each image by up to ``padding`` pixels and mirror every second one, at random.
 
-    ``images`` is ``[B, C, H, W]``. Each image is padded with zeros on all sides, cut to its old
-    size at a random place, and flipped left to right with probability 1/2. All draws come from
-    ``generator``: first the offsets ``[2, B]`` (down, right), then the flips ``[B]``.
+    Each image is padded with zeros on all sides, cut to its old size at a random place, and flipped
+    left to right with probability 1/2.
     """
-    count, channels, height, width = images.shape
-    device = images.device
-    offsets = torch.randint(
-        0, 2 * padding + 1, (2, count), generator=generator, device=generator.device
-    ).to(device)
-    flips = torch.rand(count, generator=generator, device=generator.device).to(device) < 0.5
-    rows = offsets[0, :, None] + torch.arange(height, device=device)
-    columns = offsets[1, :, None] + torch.arange(width, device=device)
-    columns = torch.where(flips[:, None], columns.flip(1), columns)
-    padded = nn.functional.pad(images, (padding,) * 4)
-    return padded[
-        torch.arange(count, device=device)[:, None, None, None],
-        torch.arange(channels, device=device)[None, :, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
+
+    padding: int = 4
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return three numbers for each of ``count`` images: down, right, and 1 for a flip.
+
+        First all offsets are drawn, then the flips.
+        """
+        offsets = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
+        flips = torch.rand(count, generator=generator) < 0.5
+        return torch.cat([offsets, flips.long()[None]])
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        """Return images ``[B, C, H, W]`` shifted and mirrored as ``drawn`` says."""
+        count, channels, height, width = inputs.shape
+        device = inputs.device
+        down, right, flips = drawn.to(device)
+        rows = down[:, None] + torch.arange(height, device=device)
+        columns = right[:, None] + torch.arange(width, device=device)
+        columns = torch.where(flips[:, None] == 1, columns.flip(1), columns)
+        padded = nn.functional.pad(inputs, (self.padding,) * 4)
+        return padded[
+            torch.arange(count, device=device)[:, None, None, None],
+            torch.arange(channels, device=device)[None, :, None, None],
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]

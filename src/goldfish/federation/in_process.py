@@ -6,8 +6,9 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -31,6 +32,9 @@ from goldfish.types import (
 
 logger = logging.getLogger(__name__)
 
+GPU_WORKERS = 25
+"""Clients that train on a GPU at a time, unless told otherwise: small models do not fill it."""
+
 
 class InProcess:
     """A federation whose clients all live in this process.
@@ -39,7 +43,9 @@ class InProcess:
     builds a new model at each call. The results do not depend on ``workers``, the number of clients
     that run at a time: each step has generators of its own. ``threads`` are torch's for one client;
     by default one, or with fewer clients than cores their share of the cores. Another number of
-    threads may change the last bits.
+    threads may change the last bits, and so may ``compiled``, which lets torch.compile make models
+    faster after a pause at the start. On a GPU (``device="cuda"``) each worker has a stream of its
+    own, on which recorded training steps are replayed; ``graphs=False`` takes them one by one.
     """
 
     def __init__(
@@ -50,6 +56,8 @@ class InProcess:
         workers: int | None = None,
         threads: int | None = None,
         device: str = "cpu",
+        graphs: bool = True,
+        compiled: bool = False,
     ) -> None:
         if isinstance(model, nn.Module) or not callable(model):
             raise ConfigError(
@@ -69,7 +77,7 @@ class InProcess:
         cores = os.cpu_count() or 1
         self.model = model
         self.device = device
-        self.workers = min(workers or cores, len(clients))
+        self.workers = min(workers or (GPU_WORKERS if device == "cuda" else cores), len(clients))
         self.threads = threads or max(1, cores // len(clients))
         self._clients = {
             c.id: replace(c, retained=as_examples(c.retained), state=ClientState(c.state.arrays))
@@ -77,7 +85,7 @@ class InProcess:
         }
         self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
         for _ in range(self.workers):
-            self._workspaces.put(LocalWorkspace(model, device))
+            self._workspaces.put(LocalWorkspace(model, device, graphs=graphs, compiled=compiled))
         self._global_draws: bool | None = None
         self._one_at_a_time = threading.Lock()
 
@@ -117,16 +125,23 @@ class InProcess:
         workspace = self._workspaces.get()
         try:
             client = removal.split(self._clients[task.client_id], task.requests)
-            if not self._global_draws:
-                return steps[task.step](task, client, workspace)
-            purpose = (str(task.config.get("round")), task.client_id)
-            with self._one_at_a_time, seeded_globally(int(task.config["seed"]), *purpose):
+            with workspace.active(), self._own_draws(task):
                 return steps[task.step](task, client, workspace)
         except Exception as error:
             logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)
             return Failure(task.client_id, type(error).__name__, str(error) or repr(error))
         finally:
             self._workspaces.put(workspace)
+
+    @contextmanager
+    def _own_draws(self, task: Task) -> Iterator[None]:
+        """Keep a client that draws from torch's global generator apart from the others."""
+        if not self._global_draws:
+            yield
+            return
+        purpose = (str(task.config.get("round")), task.client_id)
+        with self._one_at_a_time, seeded_globally(int(task.config["seed"]), *purpose):
+            yield
 
     def _draws_globally(self, tasks: Sequence[Task]) -> bool:
         """Tell whether model or data draw from torch's global generator (dropout, transforms).

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
+from goldfish.feeds import plain_feed
 from goldfish.methods.history import kept_updates, weight_names
 from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind
 from goldfish.methods.steps import (
@@ -47,14 +48,7 @@ from goldfish.methods.steps import (
     task_learning_rate,
     transform_of,
 )
-from goldfish.training import (
-    Count,
-    Settings,
-    TrainingSettings,
-    cross_entropy_objective,
-    fit,
-    plain_feed,
-)
+from goldfish.training import Count, Settings, TrainingSettings, cross_entropy_objective, fit
 from goldfish.types import (
     Client,
     ClientStep,

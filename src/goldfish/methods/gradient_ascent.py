@@ -24,6 +24,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
+from goldfish.feeds import Batch, plain_feed
 from goldfish.methods import ordinary
 from goldfish.methods.method import Method, Plan, ask, average, nothing_left
 from goldfish.methods.steps import (
@@ -34,18 +35,8 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import distance, params_of
-from goldfish.training import (
-    Batch,
-    Count,
-    LocalWorkspace,
-    Loss,
-    Positive,
-    Precondition,
-    Settings,
-    TrainingSettings,
-    fit,
-    plain_feed,
-)
+from goldfish.stepping import Loss, Precondition
+from goldfish.training import Count, LocalWorkspace, Positive, Settings, TrainingSettings, fit
 from goldfish.types import Client, ClientStep, Params, Round, Task, Update, Workspace
 
 

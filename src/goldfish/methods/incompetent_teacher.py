@@ -13,6 +13,7 @@ data), and that all remaining data is used, of which the authors take a part.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -20,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
+from goldfish.feeds import Batch, plain_feed, taught_feed, teacher_logits, with_removed
 from goldfish.methods.method import Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
@@ -29,24 +31,10 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import params_of
-from goldfish.training import (
-    Batch,
-    Loss,
-    Objective,
-    Positive,
-    Settings,
-    TrainingSettings,
-    fit,
-    plain_feed,
-    predict,
-)
+from goldfish.stepping import Loss
+from goldfish.training import Positive, Settings, TrainingSettings, fit, predict
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
-from goldfish.unlearning.basic_model import (
-    removed_batch_size,
-    removed_batches,
-    taught_feed,
-    teacher_logits,
-)
+from goldfish.unlearning.basic_model import removed_batch_size
 
 
 class IncompetentTeacherSettings(Settings):
@@ -105,18 +93,17 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
     competent = workspace.load("teacher", task.constants["competent"])
     incompetent = workspace.load("incompetent", task.constants["incompetent"])
     order, transform = task_generator(task, "batches"), transform_of(training)
-    forget = None
-    if removed is not None:
-        size = removed_batch_size(training.batch_size, len(retained), len(removed))
-        forget = removed_batches(removed, size, task_generator(task, "removed"), transform)
     plain = plain_feed(retained, next(student.parameters()).device, order, transform)
     # The teacher's logits do not change, so without augmentation one pass serves all epochs.
-    known = predict(competent, retained) if transform is None else competent
+    feed = taught_feed(plain, predict(competent, retained) if transform is None else competent)
+    if removed is not None:
+        size = removed_batch_size(training.batch_size, len(retained), len(removed))
+        feed = with_removed(feed, removed, size, task_generator(task, "removed"))
     fitted = fit(
         student,
         len(retained),
-        taught_feed(plain, known, forget),
-        bad_teaching_objective(incompetent, temperature),
+        feed,
+        BadTeachingObjective(incompetent, temperature),
         training,
         learning_rate=task_learning_rate(task, training),
         generator=order,
@@ -128,10 +115,16 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
 STEPS: Mapping[str, ClientStep] = {"bad-teaching": bad_teaching_step}
 
 
-def bad_teaching_objective(incompetent: nn.Module, temperature: float) -> Objective:
-    """Return the objective: remaining and removed batch in one forward pass of the student."""
+@dataclass(frozen=True)
+class BadTeachingObjective:
+    """Remaining and removed batch in one forward pass of the student."""
 
-    def objective(student: nn.Module, batch: Batch) -> Loss:
+    incompetent: nn.Module
+    temperature: float
+
+    def __call__(self, student: nn.Module, batch: Batch) -> Loss:
+        """Return the loss of the student on a batch."""
+        temperature = self.temperature
         competent_logits = cast("Tensor", batch.teacher_logits)
         if batch.removed is None:
             loss = imitation_loss(student(batch.inputs), competent_logits, temperature)
@@ -139,11 +132,9 @@ def bad_teaching_objective(incompetent: nn.Module, temperature: float) -> Object
         inputs, _ = batch.removed
         both = student(torch.cat([batch.inputs, inputs]))
         logits, removed_logits = both[: len(batch.inputs)], both[len(batch.inputs) :]
-        bad = teacher_logits(incompetent, inputs)
+        bad = teacher_logits(self.incompetent, inputs)
         total = bad_teaching_loss(logits, competent_logits, removed_logits, bad, temperature)
         return Loss(total, risk=imitation_loss(logits, competent_logits, temperature))
-
-    return objective
 
 
 def _notes(plan: Plan, _settings: Settings) -> Sequence[str]:

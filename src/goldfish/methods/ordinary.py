@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
+from goldfish.feeds import plain_feed
 from goldfish.methods.method import Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
@@ -18,13 +19,7 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import params_of
-from goldfish.training import (
-    Fitted,
-    TrainingSettings,
-    cross_entropy_objective,
-    fit,
-    plain_feed,
-)
+from goldfish.training import Fitted, TrainingSettings, cross_entropy_objective, fit
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.optimization import combine, partition_shards
 

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from goldfish.errors import ConfigError
+from goldfish.feeds import Batch
 from goldfish.methods import ordinary
 from goldfish.methods.method import Method, Plan, federated_rounds
-from goldfish.training import Batch, Count, Fitted, Positive, Settings, fit
+from goldfish.training import Count, Fitted, Positive, Settings, fit
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
 
 ByName: TypeAlias = Mapping[str, Tensor]

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from goldfish.data import Subset
 from goldfish.errors import ConfigError
+from goldfish.feeds import plain_feed
 from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind, nothing_left
 from goldfish.methods.steps import (
     answer,
@@ -45,7 +46,6 @@ from goldfish.training import (
     fit,
     join,
     learning_rate_at,
-    plain_feed,
 )
 from goldfish.types import (
     Client,

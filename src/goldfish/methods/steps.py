@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from goldfish.data import random_crop_flip
+from goldfish.data import RandomCropFlip
+from goldfish.feeds import Transform
 from goldfish.randomness import generator
-from goldfish.training import Fitted, TrainingSettings, Transform, learning_rate_at
+from goldfish.training import Fitted, TrainingSettings, learning_rate_at
 from goldfish.types import Params, Task, Update
 
 
@@ -28,7 +29,7 @@ def task_learning_rate(task: Task, settings: TrainingSettings) -> float:
 
 def transform_of(settings: TrainingSettings) -> Transform | None:
     """Return the augmentation that the settings ask for."""
-    return random_crop_flip if settings.augment else None
+    return RandomCropFlip() if settings.augment else None
 
 
 def shard_key(phase: str, index: int) -> str:

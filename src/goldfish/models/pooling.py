@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 class MaxPool2x2(nn.MaxPool2d):
@@ -20,7 +21,8 @@ class MaxPool2x2(nn.MaxPool2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the maximum of each window; a last odd row or column is left out."""
-        if inputs.device.type != "cpu" or torch.compiler.is_compiling():
+        transformed = is_functorch_wrapped_tensor(inputs)  # by torch.func, as for one sample each
+        if inputs.device.type != "cpu" or torch.compiler.is_compiling() or transformed:
             return cast("Tensor", super().forward(inputs))
         height, width = inputs.shape[-2] // 2 * 2, inputs.shape[-1] // 2 * 2
         even = inputs[..., :height, :width]

@@ -7,8 +7,8 @@ through the hard and the confusion loss alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -16,19 +16,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from goldfish.errors import DivergenceError
+from goldfish.feeds import Batch, Transform, plain_feed, taught_feed, with_removed
+from goldfish.stepping import Loss
 from goldfish.training import (
-    Batch,
-    Feed,
     Fitted,
-    Loss,
     NonNegative,
-    Objective,
     Positive,
     Settings,
     TrainingSettings,
-    Transform,
     fit,
-    plain_feed,
     predict,
 )
 from goldfish.types import Examples
@@ -108,12 +104,11 @@ def retrain_student(
     plain = plain_feed(retained, next(student.parameters()).device, generator, transform)
     if known is None and settings.mu_d > 0 and transform is None:
         known = predict(teacher, retained)
-    forget: Iterator[tuple[Tensor, Tensor]] | None = None
+    asked = teacher if settings.mu_d > 0 else None
+    feed = taught_feed(plain, asked if known is None else known)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
-        forget = removed_batches(removed, size, removed_generator, transform)
-    asked = teacher if settings.mu_d > 0 else None
-    feed = taught_feed(plain, asked if known is None else known, forget)
+        feed = with_removed(feed, removed, size, removed_generator)
 
     stop = None
     if settings.local_stop and training.local_epochs > 1:
@@ -129,7 +124,7 @@ def retrain_student(
             student,
             len(retained),
             feed,
-            goldfish_objective(settings, temperature),
+            GoldfishObjective(settings, temperature),
             training,
             learning_rate=learning_rate,
             generator=generator,
@@ -144,17 +139,21 @@ def retrain_student(
         raise
 
 
-def goldfish_objective(settings: GoldfishSettings, temperature: float) -> Objective:
-    """Return the objective: remaining and removed batch in one forward pass of the student."""
+@dataclass(frozen=True)
+class GoldfishObjective:
+    """Equation (6): remaining and removed batch in one forward pass of the student."""
 
-    def objective(student: nn.Module, batch: Batch) -> Loss:
+    settings: GoldfishSettings
+    temperature: float
+
+    def __call__(self, student: nn.Module, batch: Batch) -> Loss:
+        """Return the loss of the student on a batch."""
         if batch.removed is None:
-            return goldfish_losses(batch, student(batch.inputs), None, settings, temperature)
-        both = student(torch.cat([batch.inputs, batch.removed[0]]))
-        logits, removed_logits = both[: len(batch.inputs)], both[len(batch.inputs) :]
-        return goldfish_losses(batch, logits, removed_logits, settings, temperature)
-
-    return objective
+            logits, removed_logits = student(batch.inputs), None
+        else:
+            both = student(torch.cat([batch.inputs, batch.removed[0]]))
+            logits, removed_logits = both[: len(batch.inputs)], both[len(batch.inputs) :]
+        return goldfish_losses(batch, logits, removed_logits, self.settings, self.temperature)
 
 
 def goldfish_losses(
@@ -198,48 +197,3 @@ def removed_batch_size(batch_size: int, num_retained: int, num_removed: int) -> 
     At most ``batch_size``: a client that removes more than it keeps needs several epochs.
     """
     return min(batch_size, num_removed, math.ceil(batch_size * num_removed / num_retained))
-
-
-def removed_batches(
-    removed: Examples, size: int, generator: torch.Generator, transform: Transform | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield mini-batches of removed data without end, each pass in a new order."""
-    while True:
-        for positions in torch.randperm(len(removed), generator=generator).split(size):
-            inputs, labels = removed.batch(positions)
-            yield (inputs if transform is None else transform(inputs, generator)), labels
-
-
-def taught_feed(
-    plain: Feed,
-    teacher: nn.Module | Tensor | None,
-    forget: Iterator[tuple[Tensor, Tensor]] | None,
-) -> Feed:
-    """Return a feed that adds what the teacher says and a mini-batch of removed data.
-
-    ``teacher`` is its logits of all remaining data where they are known, else the model, which
-    is then asked batch by batch.
-    """
-
-    def feed(positions: Tensor) -> Batch:
-        batch = plain(positions)
-        device = batch.inputs.device
-        said, lost = None, None
-        if isinstance(teacher, Tensor):
-            said = teacher[positions].to(device)
-        elif teacher is not None:
-            said = teacher_logits(teacher, batch.inputs)
-        if forget is not None:
-            inputs, labels = next(forget)
-            lost = inputs.to(device), labels.to(device)
-        return replace(batch, teacher_logits=said, removed=lost)
-
-    return feed
-
-
-@torch.no_grad()
-def teacher_logits(teacher: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what a teacher says of a batch: in evaluation mode, without gradients."""
-    teacher.eval()
-    logits: Tensor = teacher(inputs)
-    return logits

@@ -1,0 +1,220 @@
+"""Where the batches of a training come from.
+
+What is random about a batch (a :class:`Draw`) is separate from the work of gathering its tensors
+(a :class:`Gatherer`): all draws of an epoch can be made first, on the CPU, and the gathering can
+then be recorded once on a GPU and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from goldfish.data import Subset, TensorExamples
+from goldfish.types import Examples
+
+
+class Transform(Protocol):
+    """Augmentation of a batch of inputs."""
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Return the random numbers for ``count`` inputs."""
+
+    def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
+        """Return the inputs, changed as ``drawn`` says."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All tensors that one training step needs, on the device of the model."""
+
+    inputs: Tensor
+    labels: Tensor
+    teacher_logits: Tensor | None = None
+    """What the teacher says of ``inputs``."""
+    removed: tuple[Tensor, Tensor] | None = None
+    """Inputs and labels of a mini-batch of removed data."""
+
+
+Feed: TypeAlias = Callable[[Tensor], Batch]
+"""Gathers the batch for the given positions in a client's remaining data."""
+
+
+class Draw(NamedTuple):
+    """What sets a batch apart from others; several batches of one shape can be stacked."""
+
+    positions: Tensor
+    changes: Tensor | None = None
+    """What the transform drew for the inputs."""
+    said: Tensor | None = None
+    """The teacher's logits, where they are known already."""
+    removed: Tensor | None = None
+    removed_changes: Tensor | None = None
+
+    @property
+    def shapes(self) -> tuple[torch.Size | None, ...]:
+        """The shape of each part; None where there is none."""
+        return tuple(None if part is None else part.shape for part in self)
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples the batch has, removed ones counted in."""
+        return len(self.positions) + (0 if self.removed is None else len(self.removed))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Draw:
+        """Return the draw with each part changed."""
+        return Draw._make(None if part is None else change(part) for part in self)
+
+
+def stack(draws: Sequence[Draw]) -> Draw:
+    """Return the draws as one, each part with a first dimension more."""
+    parts = zip(*draws, strict=True)
+    return Draw._make(None if part[0] is None else torch.stack(part) for part in parts)
+
+
+@dataclass(frozen=True)
+class Gatherer:
+    """Gathers the tensors of a batch. Equal for all clients that hold parts of the same data."""
+
+    source: Examples
+    """The data that the positions of a located draw count in."""
+    device: torch.device
+    transform: Transform | None = None
+    teacher: nn.Module | None = None
+    """Asked batch by batch, where its logits are not known."""
+    removed_source: Examples | None = None
+
+    def __call__(self, draw: Draw) -> Batch:
+        """Return the batch of a located draw."""
+        inputs, labels = self._read(self.source, draw.positions, draw.changes)
+        said, lost = draw.said, None
+        if self.teacher is not None:
+            said = teacher_logits(self.teacher, inputs)
+        if draw.removed is not None and self.removed_source is not None:
+            lost = self._read(self.removed_source, draw.removed, draw.removed_changes)
+        return Batch(inputs, labels, said, lost)
+
+    def _read(
+        self, source: Examples, positions: Tensor, changes: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        inputs, labels = source.batch(positions)
+        if self.transform is not None and changes is not None:
+            inputs = self.transform.apply(inputs, changes)
+        return inputs.to(self.device), labels.to(self.device)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether all data lies in memory on the model's device."""
+        sources = [s for s in (self.source, self.removed_source) if s is not None]
+        return all(
+            isinstance(s, TensorExamples) and s.images.device.type == self.device.type
+            for s in sources
+        )
+
+
+@dataclass(frozen=True)
+class ExampleFeed:
+    """A feed over examples: it draws what is random, locates it in the data, and gathers."""
+
+    gather: Gatherer
+    generator: torch.Generator
+    view: Tensor | None = None
+    """Where the client's samples are in the gatherer's source; None: they are all of it."""
+    said: Tensor | None = None
+    """What the teacher says of each of the client's samples."""
+    forget: Iterator[Tensor] | None = None
+    """Positions of removed samples, a batch at a time, without end."""
+    forget_generator: torch.Generator | None = None
+    forget_view: Tensor | None = None
+
+    def __call__(self, positions: Tensor) -> Batch:
+        """Return the batch at ``positions``."""
+        return self.gather(self.locate(self.draw(positions)))
+
+    def draw(self, positions: Tensor) -> Draw:
+        """Return what is random about the next batch, and what is known of it, on the CPU."""
+        transform = self.gather.transform
+        changes, removed, removed_changes = None, None, None
+        if transform is not None:
+            changes = transform.draw(len(positions), self.generator)
+        if self.forget is not None and self.forget_generator is not None:
+            removed = next(self.forget)
+            if transform is not None:
+                removed_changes = transform.draw(len(removed), self.forget_generator)
+        said = None if self.said is None else self.said[positions]
+        return Draw(positions, changes, said, removed, removed_changes)
+
+    def locate(self, draw: Draw) -> Draw:
+        """Return the draw, or several in a stack, on the device, with positions in the source."""
+        placed = draw._replace(
+            positions=_look_up(self.view, draw.positions),
+            removed=None if draw.removed is None else _look_up(self.forget_view, draw.removed),
+        )
+        if placed.said is not None:
+            placed = placed._replace(said=placed.said.to(self.gather.device))
+        return placed
+
+
+def plain_feed(
+    examples: Examples,
+    device: torch.device,
+    generator: torch.Generator,
+    transform: Transform | None = None,
+) -> ExampleFeed:
+    """Return a feed of inputs and labels alone, augmented by ``transform``."""
+    source, view = _below(examples)
+    return ExampleFeed(Gatherer(source, device, transform), generator, view)
+
+
+def taught_feed(plain: ExampleFeed, teacher: nn.Module | Tensor | None) -> ExampleFeed:
+    """Return a feed that adds what the teacher says.
+
+    ``teacher`` is its logits of all remaining data where they are known, else the model, which
+    is then asked batch by batch.
+    """
+    if isinstance(teacher, Tensor):
+        return replace(plain, said=teacher)
+    return replace(plain, gather=replace(plain.gather, teacher=teacher))
+
+
+def with_removed(
+    feed: ExampleFeed, removed: Examples, size: int, generator: torch.Generator
+) -> ExampleFeed:
+    """Return a feed that adds ``size`` removed samples to each batch, in a new order each pass."""
+    source, view = _below(removed)
+    return replace(
+        feed,
+        gather=replace(feed.gather, removed_source=source),
+        forget=_endless(len(removed), size, generator),
+        forget_generator=generator,
+        forget_view=view,
+    )
+
+
+@torch.no_grad()
+def teacher_logits(teacher: nn.Module, inputs: Tensor) -> Tensor:
+    """Return what a teacher says of a batch: in evaluation mode, without gradients."""
+    teacher.eval()
+    logits: Tensor = teacher(inputs)
+    return logits
+
+
+def _endless(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield mini-batches of positions without end, each pass in a new order."""
+    while True:
+        yield from torch.randperm(count, generator=generator).split(size)
+
+
+def _below(examples: Examples) -> tuple[Examples, Tensor | None]:
+    """Return the data that examples are a view of, and where they are in it."""
+    if isinstance(examples, Subset):
+        return examples.examples, examples.positions
+    return examples, None
+
+
+def _look_up(view: Tensor | None, positions: Tensor) -> Tensor:
+    return positions if view is None else view[positions.to(view.device)]

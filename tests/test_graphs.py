@@ -1,0 +1,152 @@
+"""Recorded steps, with a recorder that needs no GPU: it keeps the work and does it again.
+
+What a GPU adds to this is in tests/engines/test_gpu.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from goldfish import graphs
+from goldfish import params as P  # noqa: N812
+from goldfish.data import RandomCropFlip, Subset, TensorExamples
+from goldfish.feeds import Draw, Feed, Transform, plain_feed, stack, taught_feed, with_removed
+from goldfish.graphs import ROWS, WARM_UP, Replay, allow_recording
+from goldfish.training import TrainingSettings, fit
+from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
+
+CPU = torch.device("cpu")
+
+
+class Again:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+class Recordings:
+    """Counts what was recorded, and refuses when told to."""
+
+    def __init__(self, refusal: str | None = None) -> None:
+        self.count = 0
+        self.refusal = refusal
+
+    def __call__(self, work: Callable[[], None]) -> Again:
+        self.count += 1
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
+        return Again(work)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draws(count: int) -> Draw:
+    return stack([Draw(torch.tensor([place, -place])) for place in range(count)])
+
+
+@pytest.mark.parametrize("count", [1, WARM_UP, 9, ROWS, ROWS + WARM_UP, 2 * ROWS + 50])
+def test_every_draw_is_taken_once_and_in_order(count: int) -> None:
+    taken: list[list[int]] = []
+    record = Recordings()
+    replay = Replay(lambda draw: taken.append(draw.positions.tolist()), record)
+    replay.run(draws(count), worth_recording=True)
+    replay.run(draws(2), worth_recording=False)
+    expected = [[place, -place] for place in range(count)]
+    assert taken == [*expected, [0, 0], [1, -1]]
+    assert record.count == (count > WARM_UP)
+
+
+def test_a_step_that_cannot_be_recorded_is_taken_step_by_step() -> None:
+    taken: list[int] = []
+    record = Recordings("operation not permitted\nand more")
+    replay = Replay(lambda draw: taken.append(int(draw.positions[0])), record)
+    for _ in range(2):
+        replay.run(draws(20), worth_recording=True)
+    assert taken == [*range(20), *range(20)]
+    assert record.count == 1, "it is not tried again"
+    assert replay.refusal == "operation not permitted"
+
+
+def images(count: int, seed: int) -> TensorExamples:
+    generator = seeded(seed)
+    pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 4, (count,), generator=generator)
+    return TensorExamples(pixels, labels, mean=[0.5], std=[0.3])
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+
+
+def goldfish_feed(
+    examples: TensorExamples, transform: Transform | None, teacher: nn.Module | Tensor
+) -> tuple[Feed, int, torch.Generator]:
+    order = seeded(11)
+    retained, removed = Subset(examples, range(30, 215)), Subset(examples, range(30))
+    known = teacher
+    if isinstance(teacher, nn.Module) and transform is None:
+        known = teacher.eval()(retained.batch(torch.arange(185))[0]).detach()
+    feed = taught_feed(plain_feed(retained, CPU, order, transform), known)
+    return with_removed(feed, removed, 7, seeded(12)), len(retained), order
+
+
+@pytest.mark.parametrize("transform", [None, RandomCropFlip(2)])
+def test_recorded_training_is_the_plain_one(transform: Transform | None) -> None:
+    """The whole Goldfish step, with partial batches of both kinds; twice, with two step sizes."""
+    examples, teacher = images(215, 0), network()
+    plain, recorded = network(), network()
+    record = Recordings()
+    allow_recording(recorded, record)
+    objective = GoldfishObjective(GoldfishSettings(), 2.5)
+    settings = TrainingSettings(batch_size=10, local_epochs=2, weight_decay=0.01)
+    for rate in (0.05, 0.01):
+        outcomes = []
+        for model in (plain, recorded):
+            feed, count, order = goldfish_feed(examples, transform, teacher)
+            outcomes.append(
+                fit(model, count, feed, objective, settings, learning_rate=rate, generator=order)
+            )
+        assert outcomes[0].steps == outcomes[1].steps == 38
+        assert outcomes[0].samples == outcomes[1].samples
+        assert outcomes[1].epoch_risks == pytest.approx(outcomes[0].epoch_risks, abs=1e-5)
+    assert record.count == 1, "full batches, once for both trainings"
+    ours, theirs = P.params_of(recorded), P.params_of(plain)
+    assert P.distance(theirs, P.params_of(network())) > 0.1, "something was learned"
+    for name, expected in theirs.items():
+        assert torch.allclose(ours[name], expected, rtol=0, atol=1e-5), name
+
+
+def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
+    examples, model = images(215, 0), network()
+    record = Recordings()
+    allow_recording(model, record)
+    settings = TrainingSettings(batch_size=10)
+    for temperature in (2.5, 2.5, 3.0, 2.5):
+        feed, count, order = goldfish_feed(examples, None, network())
+        objective = GoldfishObjective(GoldfishSettings(), temperature)
+        fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+    assert record.count == 2
+
+
+def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    graphs._log_once.cache_clear()
+    examples, model = images(215, 0), network()
+    allow_recording(model, Recordings("a branch on values"))
+    settings = TrainingSettings(batch_size=10, local_epochs=2)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            feed, count, order = goldfish_feed(examples, None, network())
+            objective = GoldfishObjective(GoldfishSettings(), 2.5)
+            fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+    assert [record.getMessage() for record in caplog.records] == [
+        "The training step of Sequential cannot be recorded as a CUDA graph (a branch on values): "
+        "it trains step by step, which is slower and gives the same result."
+    ]
