@@ -19,6 +19,9 @@ from goldfish.types import Examples
 
 _PIXEL_MAX = 255.0
 
+PREPARED_BYTES = 4 * 2**30
+"""Up to this size a GPU keeps inputs as float32, normalised once, beside the images."""
+
 
 class TensorExamples:
     """Labelled data held in memory as tensors; a batch is one indexing operation.
@@ -43,6 +46,7 @@ class TensorExamples:
         self.labels = labels.to(images.device, torch.int64)
         self.ids = _checked_ids(ids, len(images))
         self.mean, self.std = _checked_normalisation(images, mean, std)
+        self._prepared: Tensor | None = None
         self._scale: Tensor | None = None
         if self.mean is not None and self.std is not None:
             per_channel = (-1,) + (1,) * (images.dim() - 2)
@@ -55,12 +59,10 @@ class TensorExamples:
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs (float32, normalised) and the labels (int64) at ``positions``."""
         positions = positions.to(self.images.device)
-        inputs = self.images.index_select(0, positions)
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.float().div_(_PIXEL_MAX)
-        if self._scale is not None:
-            mean, std = self._scale
-            inputs = inputs.sub_(mean).div_(std)
+        if self._prepared is not None:
+            inputs = self._prepared.index_select(0, positions)
+        else:
+            inputs = self._normalise(self.images.index_select(0, positions))
         return inputs, self.labels.index_select(0, positions)
 
     def to(self, device: torch.device | str) -> TensorExamples:
@@ -69,7 +71,19 @@ class TensorExamples:
         moved.images = self.images.to(device)
         moved.labels = self.labels.to(device)
         moved._scale = None if self._scale is None else self._scale.to(device)
+        moved._prepared = None
+        if moved.images.is_cuda and 4 * moved.images.numel() <= PREPARED_BYTES:
+            moved._prepared = moved._normalise(moved.images.clone())
         return moved
+
+    def _normalise(self, inputs: Tensor) -> Tensor:
+        """Return images of one's own as inputs, changed in place where that is possible."""
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.float().div_(_PIXEL_MAX)
+        if self._scale is not None:
+            mean, std = self._scale
+            inputs = inputs.sub_(mean).div_(std)
+        return inputs
 
 
 class Subset:

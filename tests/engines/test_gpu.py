@@ -1,0 +1,116 @@
+"""The engine on a GPU: recorded steps against plain ones. Runs wherever there is a GPU."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldfish
+from goldfish import graphs
+from goldfish import params as P  # noqa: N812
+from goldfish.data import TensorExamples, load
+from goldfish.data import partition as partitions
+from goldfish.models import model_factory
+from goldfish.types import Client, DeletionRequest, ModelFactory, Params
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+SHAPE = (1, 28, 28)
+
+
+def digits(device: str = "cuda") -> tuple[TensorExamples, TensorExamples]:
+    data = load("digits", None)
+    return data.train.to(device), data.test.to(device)
+
+
+def federation(
+    clients: int, factory: ModelFactory, **options: Any
+) -> tuple[goldfish.InProcess, list[DeletionRequest]]:
+    train, _ = digits()
+    parts = partitions.split(train, partitions.partition(train, clients))
+    first = parts["client-1"]
+    requests = [DeletionRequest("client-1", sample_ids=list(first.ids)[:57])]
+    members = [Client(name, part) for name, part in parts.items()]
+    return goldfish.InProcess(members, factory, device="cuda", **options), requests
+
+
+def results(model: str, graphs: bool, **settings: Any) -> tuple[Params, Params, float]:
+    """Train and unlearn; return both models, and the accuracy of the second."""
+    _, test = digits()
+    factory = model_factory(model, num_classes=10, image_shape=SHAPE)
+    members, requests = federation(4, factory, graphs=graphs)
+    trained = goldfish.train(members, test=test, batch_size=20, **settings)
+    unlearned = goldfish.unlearn(trained, requests, test=test)
+    scores = unlearned.rounds[-1].scores
+    assert scores is not None
+    return trained.params, unlearned.params, scores.accuracy
+
+
+def worst(ours: Params, theirs: Params) -> float:
+    return max((ours[n].double() - t.double()).abs().max().item() for n, t in theirs.items())
+
+
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("model", ["lenet5", "resnet20"])
+def test_in_fp32_recorded_and_plain_steps_agree(model: str, augment: bool) -> None:
+    settings = {"rounds": 1, "learning_rate": 0.01, "augment": augment}
+    ours, theirs = results(model, graphs=True, **settings), results(model, graphs=False, **settings)
+    assert worst(ours[0], theirs[0]) < 1e-4
+    assert worst(ours[1], theirs[1]) < 1e-4
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_bf16_ends_at_the_accuracy_of_fp32(graphs: bool) -> None:
+    settings = {"rounds": 15, "learning_rate": 0.05, "local_epochs": 2}
+    exact = results("lenet5", graphs=False, precision="fp32", **settings)
+    half = results("lenet5", graphs=graphs, precision="bf16", **settings)
+    assert exact[2] > 95
+    assert half[2] == pytest.approx(exact[2], abs=0.5)
+    assert all(t.dtype != torch.bfloat16 and t.is_contiguous() for t in half[1].values())
+
+
+def test_tf32_trains() -> None:
+    settings = {"rounds": 3, "learning_rate": 0.05}
+    exact = results("lenet5", graphs=True, precision="fp32", **settings)
+    fast = results("lenet5", graphs=True, precision="tf32", **settings)
+    assert worst(fast[0], exact[0]) < 0.05
+
+
+def test_the_results_do_not_depend_on_the_number_of_workers() -> None:
+    factory = model_factory("lenet5", num_classes=10, image_shape=SHAPE)
+    found = []
+    for workers in (1, 4):
+        members, _ = federation(8, factory, workers=workers)
+        found.append(goldfish.train(members, rounds=3, learning_rate=0.05, batch_size=10).params)
+    assert worst(*found) < 1e-6
+
+
+class Branching(nn.Module):
+    """Looks at a value of the batch on the host, which a recording cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(784, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layer(inputs.flatten(1))
+        return logits * 2 if inputs.sum().item() > 1e9 else logits
+
+
+def test_a_model_that_cannot_be_recorded_trains_plainly(caplog: pytest.LogCaptureFixture) -> None:
+    graphs._log_once.cache_clear()
+    found = []
+    with caplog.at_level(logging.WARNING):
+        for recorded in (True, False):
+            members, _ = federation(4, Branching, graphs=recorded)
+            found.append(goldfish.train(members, rounds=2, learning_rate=0.05, batch_size=10))
+    assert worst(found[0].params, found[1].params) < 1e-6
+    messages = [r.getMessage() for r in caplog.records if "CUDA graph" in r.getMessage()]
+    assert len(messages) == 1
+    assert "Branching cannot be recorded" in messages[0]
+    again, _ = federation(4, model_factory("lenet5", num_classes=10, image_shape=SHAPE))
+    assert P.all_finite(goldfish.train(again, rounds=1, batch_size=10).params)
