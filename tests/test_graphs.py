@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -15,9 +16,19 @@ from torch import Tensor, nn
 from goldfish import graphs
 from goldfish import params as P  # noqa: N812
 from goldfish.data import RandomCropFlip, Subset, TensorExamples
-from goldfish.feeds import Draw, Feed, Transform, plain_feed, stack, taught_feed, with_removed
+from goldfish.feeds import (
+    Batch,
+    Draw,
+    Feed,
+    Transform,
+    plain_feed,
+    stack,
+    taught_feed,
+    with_removed,
+)
 from goldfish.graphs import ROWS, WARM_UP, Replay, allow_recording
-from goldfish.training import TrainingSettings, fit
+from goldfish.stepping import Sgd, TrainingStep
+from goldfish.training import TrainingSettings, cross_entropy_objective, fit
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
 
 CPU = torch.device("cpu")
@@ -46,29 +57,46 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+class Steps:
+    """Notes what is taken, and how many of them were counted from outside."""
+
+    def __init__(self) -> None:
+        self.taken: list[list[int]] = []
+        self.counted = 0
+
+    def __call__(self, draw: Draw) -> None:
+        self.taken.append(draw.positions.tolist())
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def count(self, steps: int) -> None:
+        self.counted += steps
+
+
 def draws(count: int) -> Draw:
     return stack([Draw(torch.tensor([place, -place])) for place in range(count)])
 
 
-@pytest.mark.parametrize("count", [1, WARM_UP, 9, ROWS, ROWS + WARM_UP, 2 * ROWS + 50])
+@pytest.mark.parametrize("count", [1, WARM_UP, 9, 17, ROWS, ROWS + WARM_UP, 2 * ROWS + 50])
 def test_every_draw_is_taken_once_and_in_order(count: int) -> None:
-    taken: list[list[int]] = []
-    record = Recordings()
-    replay = Replay(lambda draw: taken.append(draw.positions.tolist()), record)
-    replay.run(draws(count), worth_recording=True)
-    replay.run(draws(2), worth_recording=False)
+    steps, record = Steps(), Recordings()
+    replay = Replay(steps, record)
+    replay.run(draws(count))
+    replay.run(draws(2))
     expected = [[place, -place] for place in range(count)]
-    assert taken == [*expected, [0, 0], [1, -1]]
-    assert record.count == (count > WARM_UP)
+    assert steps.taken == [*expected, [0, 0], [1, -1]]
+    assert steps.counted == max(0, count + 2 - WARM_UP)
+    assert record.count <= 2, "many steps at once, and one"
 
 
 def test_a_step_that_cannot_be_recorded_is_taken_step_by_step() -> None:
-    taken: list[int] = []
-    record = Recordings("operation not permitted\nand more")
-    replay = Replay(lambda draw: taken.append(int(draw.positions[0])), record)
+    steps, record = Steps(), Recordings("operation not permitted\nand more")
+    replay = Replay(steps, record)
     for _ in range(2):
-        replay.run(draws(20), worth_recording=True)
-    assert taken == [*range(20), *range(20)]
+        replay.run(draws(20))
+    assert [first for first, _ in steps.taken] == [*range(20), *range(20)]
+    assert steps.counted == 0, "each counted itself"
     assert record.count == 1, "it is not tried again"
     assert replay.refusal == "operation not permitted"
 
@@ -83,7 +111,7 @@ def images(count: int, seed: int) -> TensorExamples:
 def network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, 4))
 
 
 def goldfish_feed(
@@ -117,11 +145,35 @@ def test_recorded_training_is_the_plain_one(transform: Transform | None) -> None
         assert outcomes[0].steps == outcomes[1].steps == 38
         assert outcomes[0].samples == outcomes[1].samples
         assert outcomes[1].epoch_risks == pytest.approx(outcomes[0].epoch_risks, abs=1e-5)
-    assert record.count == 1, "full batches, once for both trainings"
+    assert record.count > 0
     ours, theirs = P.params_of(recorded), P.params_of(plain)
     assert P.distance(theirs, P.params_of(network())) > 0.1, "something was learned"
     for name, expected in theirs.items():
         assert torch.allclose(ours[name], expected, rtol=0, atol=1e-5), name
+
+
+def batchnorm_step(momentum: float | None) -> tuple[nn.BatchNorm1d, TrainingStep]:
+    norm = nn.BatchNorm1d(4, momentum=momentum)
+    model = nn.Sequential(norm, nn.Linear(4, 3))
+    return norm, TrainingStep(model, cross_entropy_objective, Sgd(), 0.1)
+
+
+def test_the_counters_of_batchnorm_can_be_kept_from_outside() -> None:
+    norm, step = batchnorm_step(0.1)
+    batch = Batch(torch.randn(5, 4, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1]))
+    step(lambda: batch)
+    with step.uncounted():
+        step(lambda: batch)
+        assert norm.num_batches_tracked is None
+    step.count(7)
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == 8
+
+
+def test_a_batchnorm_whose_momentum_is_its_counter_cannot_be_recorded() -> None:
+    _, step = batchnorm_step(None)
+    with pytest.raises(RuntimeError, match="averages over all batches"), step.uncounted():
+        pass
 
 
 def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
@@ -129,11 +181,13 @@ def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
     record = Recordings()
     allow_recording(model, record)
     settings = TrainingSettings(batch_size=10)
-    for temperature in (2.5, 2.5, 3.0, 2.5):
+    counts = []
+    for temperature in (2.5, 2.5, 2.5, 2.5, 3.0, 2.5):
         feed, count, order = goldfish_feed(examples, None, network())
         objective = GoldfishObjective(GoldfishSettings(), temperature)
         fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
-    assert record.count == 2
+        counts.append(record.count)
+    assert 0 < counts[3] < counts[4] == counts[5]
 
 
 def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

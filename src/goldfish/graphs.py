@@ -12,8 +12,10 @@ import itertools
 import logging
 import threading
 import weakref
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol, Self, TypeAlias, cast
 
 import torch
@@ -30,14 +32,27 @@ ROWS = 256
 WARM_UP = 3
 """Steps that are taken before one is recorded: libraries choose and set up their kernels."""
 
-WORTH_RECORDING = 8
-"""Steps of one shape in an epoch from which recording pays."""
+MANY = 8
+"""Steps that one launch replays; what is left of an epoch is replayed step by step."""
+
+KEPT_SHAPES = 16
+"""Shapes of batches that a training keeps recorded; more are walked through step by step."""
 
 KEPT_RECORDINGS = 8
 """Trainings of different kinds that a model keeps the recorded steps of."""
 
-Step: TypeAlias = Callable[[Draw], object]
-"""A training step on one draw, all of whose parts are on the device."""
+
+class DrawnStep(Protocol):
+    """A training step on one draw, all of whose parts are on the device."""
+
+    def __call__(self, draw: Draw) -> object:
+        """Take the step."""
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Return the context for steps that shall not count themselves."""
+
+    def count(self, steps: int) -> None:
+        """Count steps that did not count themselves."""
 
 
 class Graph(Protocol):
@@ -67,58 +82,68 @@ def record_on_device(work: Callable[[], None]) -> Graph:
 
 
 class Replay:
-    """A training step for draws of one shape, recorded when that is worth it."""
+    """A training step for draws of one shape, recorded once enough of them were taken."""
 
-    def __init__(self, step: Step, record: Record) -> None:
+    def __init__(self, step: DrawnStep, record: Record) -> None:
         self._step = step
         self._record = record
-        self._graph: Graph | None = None
+        self._graphs: dict[int, Graph] = {}
         self._tables: Draw | None = None
         self._row = torch.empty(0)
         self._walked = 0
         self.refusal: str | None = None
         """Why the step cannot be recorded; None when nothing speaks against it."""
 
-    def run(self, draws: Draw, *, worth_recording: bool) -> None:
+    def run(self, draws: Draw) -> None:
         """Take one step for each of the stacked draws, in order."""
         count = len(draws.positions)
-        taken = 0
-        if worth_recording and self._graph is None and self.refusal is None:
-            taken = min(count, max(0, WARM_UP - self._walked))
-            self._walk(draws, 0, taken)
-            if taken < count:
-                self._try_to_record(draws)
-        if self._graph is None or self._tables is None:
-            self._walk(draws, taken, count)
-            return
+        taken = min(count, max(0, WARM_UP - self._walked))
+        self._walk(draws, 0, taken)
         for begin in range(taken, count, ROWS):
-            end = min(begin + ROWS, count)
-            self._row.zero_()
-            for table, part in zip(self._tables, draws, strict=True):
-                if table is not None and part is not None:
-                    table[: end - begin].copy_(part[begin:end])
-            for _ in range(begin, end):
-                self._graph.replay()
+            self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
+
+    def _replay(self, draws: Draw) -> None:
+        left = len(draws.positions)
+        if not self._ready(draws):
+            self._walk(draws, 0, left)
+            return
+        self._row.zero_()
+        for table, part in zip(cast("Draw", self._tables), draws, strict=True):
+            if table is not None and part is not None:
+                table[:left].copy_(part)
+        for steps in (MANY, 1):
+            for _ in range(left // steps):
+                self._graphs[steps].replay()
+            self._step.count(left // steps * steps)
+            left %= steps
+
+    def _ready(self, draws: Draw) -> bool:
+        """Record what is missing for these draws; tell whether they can be replayed."""
+        left = len(draws.positions)
+        needed = [steps for steps, times in ((MANY, left // MANY), (1, left % MANY)) if times]
+        if self._tables is None:
+            self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
+            self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
+        for steps in needed:
+            if steps not in self._graphs and self.refusal is None:
+                try:
+                    with self._step.uncounted():
+                        self._graphs[steps] = self._record(partial(self._take, steps))
+                except RuntimeError as error:
+                    self.refusal = str(error).strip().partition("\n")[0]
+        return self.refusal is None
+
+    def _take(self, steps: int) -> None:
+        """Do the work that is recorded: steps on the rows that come next."""
+        tables = cast("Draw", self._tables)
+        for _ in range(steps):
+            self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
+            self._row.add_(1)
 
     def _walk(self, draws: Draw, begin: int, end: int) -> None:
         for place in range(begin, end):
-            self._step(draws.map(lambda part, place=place: part[place]))  # type: ignore[misc]
+            self._step(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
         self._walked += end - begin
-
-    def _try_to_record(self, draws: Draw) -> None:
-        tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
-        row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
-
-        def one_step() -> None:
-            self._step(tables.map(lambda table: table.index_select(0, row).squeeze(0)))
-            row.add_(1)
-
-        try:
-            self._graph = self._record(one_step)
-        except RuntimeError as error:
-            self.refusal = str(error).strip().partition("\n")[0]
-            return
-        self._tables, self._row = tables, row
 
 
 class Recorder:
@@ -151,15 +176,35 @@ class Recorder:
         return self._kept[key].start(feed, learning_rate)
 
 
+class StepOnDraw:
+    """A training step that gathers its batch."""
+
+    def __init__(self, step: TrainingStep, gather: Gatherer) -> None:
+        self._step = step
+        self._gather = gather
+
+    def __call__(self, draw: Draw) -> None:
+        """Gather the batch of a located draw and take the step."""
+        self._step(partial(self._gather, draw))
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Return the context for steps that shall not count themselves."""
+        return self._step.uncounted()
+
+    def count(self, steps: int) -> None:
+        """Count steps that did not count themselves."""
+        self._step.count(steps)
+
+
 class RecordedTrainer:
     """Takes the steps of an epoch by replaying recorded ones."""
 
     def __init__(self, step: TrainingStep, gather: Gatherer, record: Record) -> None:
         self._step = step
+        self._on_draw = StepOnDraw(step, gather)
         self._record = record
         self._replays: dict[Hashable, Replay] = {}
         self._feed: ExampleFeed | None = None
-        self._on_draw: Callable[[Draw], object] = lambda draw: step(lambda: gather(draw))
 
     def start(self, feed: ExampleFeed, learning_rate: float) -> Self:
         """Begin a training: its data, its step size, no momentum yet."""
@@ -172,19 +217,20 @@ class RecordedTrainer:
         feed = cast("ExampleFeed", self._feed)
         self._step.sums.zero_()
         draws = [feed.draw(positions) for positions in batches]
-        count = Counter(draw.shapes for draw in draws)
         for shapes, alike in itertools.groupby(draws, key=lambda draw: draw.shapes):
-            if shapes not in self._replays:
-                self._replays[shapes] = Replay(self._on_draw, self._record)
-            replay = self._replays[shapes]
-            replay.run(
-                feed.locate(stack(list(alike)).map(self._upload)),
-                worth_recording=count[shapes] >= WORTH_RECORDING,
-            )
-            if replay.refusal is not None:
-                _log_once(type(self._step.model).__name__, replay.refusal)
+            self._take(shapes, feed.locate(stack(list(alike)).map(self._upload)))
         total, risk = self._step.sums.tolist()
         return Epoch(len(draws), sum(d.num_samples for d in draws), total, risk)
+
+    def _take(self, shapes: Hashable, draws: Draw) -> None:
+        if shapes not in self._replays and len(self._replays) == KEPT_SHAPES:
+            for place in range(len(draws.positions)):
+                self._on_draw(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
+            return
+        replay = self._replays.setdefault(shapes, Replay(self._on_draw, self._record))
+        replay.run(draws)
+        if replay.refusal is not None:
+            _log_once(type(self._step.model).__name__, replay.refusal)
 
     def _upload(self, part: Tensor) -> Tensor:
         device = self._step.sums.device

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldfish.errors import ConfigError
 from goldfish.feeds import Batch, Feed
@@ -70,10 +72,8 @@ class TrainingStep:
     ) -> None:
         device = next(model.parameters()).device
         _set_precision(sgd.precision, device)
-        self._half = sgd.precision == "bf16"
-        if self._half:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model = model
+        self._half = HalfCopy(model) if sgd.precision == "bf16" else None
         self._objective = objective
         self._optimizer = torch.optim.SGD(
             model.parameters(),
@@ -82,6 +82,11 @@ class TrainingStep:
             weight_decay=sgd.weight_decay,
             fused=True,
         )
+        self._norms = [
+            module
+            for module in model.modules()
+            if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None
+        ]
         self.sums = torch.zeros(2, device=device)
 
     def restart(self, learning_rate: float) -> None:
@@ -97,17 +102,86 @@ class TrainingStep:
         self, gather: Callable[[], Batch], precondition: Precondition | None = None
     ) -> tuple[Batch, Loss]:
         """Gather a batch and take the step."""
-        with torch.autocast("cuda", torch.bfloat16) if self._half else nullcontext():
-            batch = _channels_last(gather()) if self._half else gather()
-            self._optimizer.zero_grad()
+        self._optimizer.zero_grad()
+        if self._half is None:
+            batch = gather()
             loss = self._objective(self.model, batch)
-        loss.total.backward()
+            loss.total.backward()
+        else:
+            batch, loss = self._half.backward(gather, self._objective)
         if precondition is not None:
             precondition(self.model, batch)
         self._optimizer.step()
         total, risk = self.sums
         total += loss.total.detach()
         risk += loss.risk.detach()
+        return batch, loss
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave out the counters of BatchNorm, which cost a kernel a layer: see :meth:`count`."""
+        counters = [norm.num_batches_tracked for norm in self._norms]
+        if any(norm.momentum is None for norm in self._norms):  # the counter is their momentum
+            raise RuntimeError("a BatchNorm layer averages over all batches")
+        try:
+            for norm in self._norms:
+                norm.num_batches_tracked = None
+            yield
+        finally:
+            for norm, counter in zip(self._norms, counters, strict=True):
+                norm.num_batches_tracked = counter
+
+    def count(self, steps: int) -> None:
+        """Let the counters of BatchNorm count steps that did not count themselves."""
+        if self._norms and steps:
+            torch._foreach_add_([cast("Tensor", n.num_batches_tracked) for n in self._norms], steps)
+
+
+class HalfCopy(nn.Module):
+    """A model that computes with bfloat16 copies of its weights, which stay float32 themselves.
+
+    All weights are copied, and all gradients brought back, by one kernel each: autocast would use
+    two for every weight.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        norms = {
+            id(p) for m in model.modules() if isinstance(m, _BatchNorm) for p in m.parameters()
+        }
+        copied = {n: p for n, p in model.named_parameters() if id(p) not in norms}
+        self._originals: list[Tensor] = list(copied.values())
+        self._copies = {
+            name: p.detach().bfloat16().requires_grad_(p.requires_grad)
+            for name, p in copied.items()
+        }
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the model says, computed with the copies."""
+        if inputs.dim() == 4:
+            inputs = inputs.to(torch.bfloat16, memory_format=torch.channels_last)
+        said: Tensor = functional_call(self.model, self._copies, (inputs,))
+        return said.float()
+
+    def backward(self, gather: Callable[[], Batch], objective: Objective) -> tuple[Batch, Loss]:
+        """Gather a batch, compute the loss on it, and leave its gradients in the model."""
+        copies = list(self._copies.values())
+        with torch.no_grad():
+            torch._foreach_copy_(copies, self._originals)
+        for copy in copies:
+            copy.grad = None
+        with torch.autocast("cuda", torch.bfloat16):
+            batch = gather()
+            loss = objective(self, batch)
+        loss.total.backward()
+        pairs = [
+            (o, c.grad) for o, c in zip(self._originals, copies, strict=True) if c.grad is not None
+        ]
+        for original, _ in pairs:
+            original.grad = torch.empty_like(original)
+        with torch.no_grad():
+            torch._foreach_copy_([cast("Tensor", o.grad) for o, _ in pairs], [g for _, g in pairs])
         return batch, loss
 
 
@@ -151,13 +225,3 @@ def _set_precision(precision: Precision, device: torch.device) -> None:
             f'precision = "{precision}" is for a CUDA GPU, and the model is on {device.type}: use '
             'precision = "fp32", or --device cuda.'
         )
-
-
-def _channels_last(batch: Batch) -> Batch:
-    """Return the batch with images in the layout that half-precision convolutions like."""
-
-    def convert(inputs: Tensor) -> Tensor:
-        return inputs.to(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
-
-    removed = None if batch.removed is None else (convert(batch.removed[0]), batch.removed[1])
-    return replace(batch, inputs=convert(batch.inputs), removed=removed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,9 +82,12 @@ class InProcess:
             c.id: replace(c, retained=as_examples(c.retained), state=ClientState(c.state.arrays))
             for c in clients
         }
-        self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
-        for _ in range(self.workers):
-            self._workspaces.put(LocalWorkspace(model, device, graphs=graphs, compiled=compiled))
+        self._workspaces = _Workspaces(
+            [
+                LocalWorkspace(model, device, graphs=graphs, compiled=compiled)
+                for _ in range(self.workers)
+            ]
+        )
         self._global_draws: bool | None = None
         self._one_at_a_time = threading.Lock()
 
@@ -122,7 +124,7 @@ class InProcess:
             client.state.arrays.update(states.get(client.id, {}))
 
     def _answer(self, task: Task, steps: Mapping[str, ClientStep]) -> Update | Failure:
-        workspace = self._workspaces.get()
+        workspace = self._workspaces.take(task.client_id)
         try:
             client = removal.split(self._clients[task.client_id], task.requests)
             with workspace.active(), self._own_draws(task):
@@ -131,7 +133,7 @@ class InProcess:
             logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)
             return Failure(task.client_id, type(error).__name__, str(error) or repr(error))
         finally:
-            self._workspaces.put(workspace)
+            self._workspaces.give_back(workspace)
 
     @contextmanager
     def _own_draws(self, task: Task) -> Iterator[None]:
@@ -165,3 +167,31 @@ class InProcess:
                     continue
                 return not torch.equal(before, torch.get_rng_state())
         return False
+
+
+class _Workspaces:
+    """Lends each worker a workspace, if possible the one that its client had before.
+
+    What is recorded there of the client's training can then be replayed.
+    """
+
+    def __init__(self, workspaces: Sequence[LocalWorkspace]) -> None:
+        self._free = list(workspaces)
+        self._changed = threading.Condition()
+        self._last: dict[str, LocalWorkspace] = {}
+
+    def take(self, client_id: str) -> LocalWorkspace:
+        """Wait for a free workspace and return it."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._free))
+            last = self._last.get(client_id)
+            workspace = last if last in self._free else self._free[0]
+            self._free.remove(workspace)
+            self._last[client_id] = workspace
+        return workspace
+
+    def give_back(self, workspace: LocalWorkspace) -> None:
+        """Lend the workspace to others."""
+        with self._changed:
+            self._free.append(workspace)
+            self._changed.notify()
