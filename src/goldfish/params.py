@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,31 @@ from goldfish.types import Params
 
 def params_of(model: nn.Module) -> Params:
     """Return a detached copy, on the CPU, of all weights and all buffers of ``model``."""
-    return {
-        name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()
-    }
+    state = {name: t.detach() for name, t in model.state_dict().items()}
+    if all(t.device.type == "cpu" for t in state.values()):
+        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in state.items()}
+    # From a GPU all values come in one copy for each type, not in one for each tensor.
+    flat = {dtype: values.cpu() for dtype, values in flatten(state).items()}
+    return {name: t.clone() for name, t in unflatten(flat, state).items()}
+
+
+def flatten(params: Params) -> dict[torch.dtype, Tensor]:
+    """Return the values of all tensors in a row, for each type of number."""
+    rows: dict[torch.dtype, list[Tensor]] = {}
+    for t in params.values():
+        rows.setdefault(t.dtype, []).append(t.reshape(-1))
+    return {dtype: torch.cat(row) for dtype, row in rows.items()}
+
+
+def unflatten(flat: Mapping[torch.dtype, Tensor], like: Params) -> Params:
+    """Return views of the values, in the names and shapes of ``like``, which was flattened so."""
+    places = dict.fromkeys(flat, 0)
+    params = {}
+    for name, t in like.items():
+        begin = places[t.dtype]
+        places[t.dtype] = begin + t.numel()
+        params[name] = flat[t.dtype][begin : begin + t.numel()].view(t.shape)
+    return params
 
 
 def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Params:
@@ -29,24 +51,27 @@ def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Par
     Computed as a running mean, which reads one model at a time and returns the very bits of the
     first model when all models are equal.
     """
-    mean: dict[str, Tensor] = {}
+    like: Params = {}
+    mean: dict[torch.dtype, Tensor] = {}
     total = 0.0
     for params, weight in zip(all_params, weights, strict=True):
         if weight == 0:
             continue
         total += weight
-        if not mean:
-            mean = {name: t.clone() for name, t in params.items()}
+        if not like:
+            like = {name: torch.empty_like(t, device="meta") for name, t in params.items()}
+            mean = flatten(params)
             continue
         share = weight / total
-        for name, t in mean.items():
-            if t.is_floating_point():
-                change = params[name] - t
+        new = flatten({name: params[name] for name in like})
+        for dtype, values in mean.items():
+            if dtype.is_floating_point:
+                change = new[dtype].sub_(values)
                 # Where nothing changes the value stays as it is: -0.0 + 0.0 would be 0.0.
-                mean[name] = torch.where(change == 0, t, t + share * change)
-    if not mean or not total > 0:
+                mean[dtype] = torch.where(change == 0, values, values + share * change)
+    if not like or not total > 0:
         raise ValueError("weighted_mean needs at least one model and a positive sum of weights.")
-    return mean
+    return {name: t.clone() for name, t in unflatten(mean, like).items()}
 
 
 def add(a: Params, b: Params) -> Params:
@@ -81,7 +106,8 @@ def num_bytes(params: Params) -> int:
 
 def all_finite(params: Params) -> bool:
     """Tell whether no value is infinite or not a number."""
-    return all(bool(torch.isfinite(t).all()) for t in params.values() if t.is_floating_point())
+    rows = flatten({name: t for name, t in params.items() if t.is_floating_point()})
+    return all(bool(torch.isfinite(row).all()) for row in rows.values())
 
 
 def digest(params: Params) -> str:

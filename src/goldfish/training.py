@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.feeds import Batch, ExampleFeed, Feed
 from goldfish.graphs import allow_recording, recorder_of
+from goldfish.params import flatten, unflatten
 from goldfish.stepping import (
     Loss,
     Objective,
@@ -300,8 +301,23 @@ class LocalWorkspace:
                 built = [self._factory() for _ in range(members or 1)]
             self._modules[key] = self._ready(Ensemble(built) if members else built[0])
         module = self._modules[key]
-        module.load_state_dict(dict(params))
+        self._fill(module, params)
         return module
+
+    def _fill(self, module: nn.Module, params: Params) -> None:
+        """Copy the values into the module, to a GPU all of them at once."""
+        state = module.state_dict()
+        shapes = {name: (t.shape, t.dtype) for name, t in params.items()}
+        alike = shapes == {name: (t.shape, t.dtype) for name, t in state.items()}
+        if self._stream is None or not alike:
+            module.load_state_dict(dict(params))
+            return
+        values = flatten({name: params[name] for name in state})
+        sent = {k: v.pin_memory().to(self._device, non_blocking=True) for k, v in values.items()}
+        for dtype in sent:
+            names = [name for name, t in state.items() if t.dtype == dtype]
+            views = unflatten(sent, state)
+            torch._foreach_copy_([state[n] for n in names], [views[n] for n in names])
 
     def _ready(self, module: nn.Module) -> nn.Module:
         module = module.to(self._device)

@@ -15,6 +15,7 @@ from goldfish import params as P  # noqa: N812
 from goldfish.data import TensorExamples, load
 from goldfish.data import partition as partitions
 from goldfish.models import model_factory
+from goldfish.training import predict
 from goldfish.types import Client, DeletionRequest, ModelFactory, Params
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -39,15 +40,17 @@ def federation(
 
 
 def results(model: str, graphs: bool, **settings: Any) -> tuple[Params, Params, float]:
-    """Train and unlearn; return both models, and the accuracy of the second."""
-    _, test = digits()
+    """Train and unlearn; return both models, and the accuracy of the second on all digits."""
+    train, test = digits()
     factory = model_factory(model, num_classes=10, image_shape=SHAPE)
     members, requests = federation(4, factory, graphs=graphs)
     trained = goldfish.train(members, test=test, batch_size=20, **settings)
     unlearned = goldfish.unlearn(trained, requests, test=test)
-    scores = unlearned.rounds[-1].scores
-    assert scores is not None
-    return trained.params, unlearned.params, scores.accuracy
+    right = [
+        (predict(unlearned.model.cuda(), data).argmax(1) == data.labels.cpu()).float()
+        for data in (train, test)
+    ]
+    return trained.params, unlearned.params, 100 * torch.cat(right).mean().item()
 
 
 def worst(ours: Params, theirs: Params) -> float:
@@ -67,7 +70,7 @@ def test_in_fp32_recorded_and_plain_steps_agree(model: str, augment: bool) -> No
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_bf16_ends_at_the_accuracy_of_fp32(graphs: bool) -> None:
-    settings = {"rounds": 15, "learning_rate": 0.05, "local_epochs": 2}
+    settings = {"rounds": 12, "learning_rate": 0.01, "local_epochs": 2}
     exact = results("lenet5", graphs=False, precision="fp32", **settings)
     half = results("lenet5", graphs=graphs, precision="bf16", **settings)
     assert exact[2] > 95
@@ -76,10 +79,10 @@ def test_bf16_ends_at_the_accuracy_of_fp32(graphs: bool) -> None:
 
 
 def test_tf32_trains() -> None:
-    settings = {"rounds": 3, "learning_rate": 0.05}
+    settings = {"rounds": 3, "learning_rate": 0.001}
     exact = results("lenet5", graphs=True, precision="fp32", **settings)
     fast = results("lenet5", graphs=True, precision="tf32", **settings)
-    assert worst(fast[0], exact[0]) < 0.05
+    assert 0 < worst(fast[0], exact[0]) < 0.01
 
 
 def test_the_results_do_not_depend_on_the_number_of_workers() -> None:

@@ -21,6 +21,7 @@ from goldfish.types import (
     Client,
     ClientState,
     ClientStep,
+    DeletionRequest,
     Failure,
     ModelFactory,
     Params,
@@ -88,6 +89,8 @@ class InProcess:
                 for _ in range(self.workers)
             ]
         )
+        self._executor: ThreadPoolExecutor | None = None
+        self._split: dict[str, tuple[Sequence[DeletionRequest], Client]] = {}
         self._global_draws: bool | None = None
         self._one_at_a_time = threading.Lock()
 
@@ -100,14 +103,16 @@ class InProcess:
         """Run all tasks; a client that raises becomes a :class:`Failure`."""
         if self._global_draws is None:
             self._global_draws = self._draws_globally(tasks)
-        executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, (self.threads,))
+        if self._executor is None:
+            own = (self.threads,)
+            self._executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, own)
         try:
-            futures = [executor.submit(self._answer, task, steps) for task in tasks]
+            futures = [self._executor.submit(self._answer, task, steps) for task in tasks]
             outcomes = [future.result() for future in futures]
         except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
             raise
-        executor.shutdown()
         return RoundReplies(
             [o for o in outcomes if isinstance(o, Update)],
             [o for o in outcomes if isinstance(o, Failure)],
@@ -126,7 +131,7 @@ class InProcess:
     def _answer(self, task: Task, steps: Mapping[str, ClientStep]) -> Update | Failure:
         workspace = self._workspaces.take(task.client_id)
         try:
-            client = removal.split(self._clients[task.client_id], task.requests)
+            client = self._client(task)
             with workspace.active(), self._own_draws(task):
                 return steps[task.step](task, client, workspace)
         except Exception as error:
@@ -134,6 +139,14 @@ class InProcess:
             return Failure(task.client_id, type(error).__name__, str(error) or repr(error))
         finally:
             self._workspaces.give_back(workspace)
+
+    def _client(self, task: Task) -> Client:
+        """Return the client with its data split by the task's requests, as in the round before."""
+        requests, client = self._split.get(task.client_id, ((), self._clients[task.client_id]))
+        if requests != task.requests:
+            client = removal.split(self._clients[task.client_id], task.requests)
+            self._split[task.client_id] = task.requests, client
+        return client
 
     @contextmanager
     def _own_draws(self, task: Task) -> Iterator[None]:
@@ -152,7 +165,7 @@ class InProcess:
         each from a seed of its own; otherwise the bits would depend on who comes first.
         """
         for task in tasks:
-            client = removal.split(self._clients[task.client_id], task.requests)
+            client = self._client(task)
             data = client.retained if len(client.retained) else client.removed
             if not data:
                 continue

@@ -47,7 +47,11 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         plan,
         STEPS,
         "goldfish",
-        {**plan.training.to_task(), **settings.to_task()},
+        {
+            **plan.training.to_task(),
+            **settings.to_task(),
+            "teacher_digest": digest(plan.original),
+        },
         start=plan.original if settings.student == "teacher" else plan.fresh,
         constants={"teacher": plan.original},
         adaptive=settings.adaptive_weights,
@@ -180,7 +184,7 @@ def _teacher_logits(
 
     A client keeps one set for each of its shards, that of the last teacher and deletion.
     """
-    fingerprint = f"{digest(task.constants['teacher'])} {hash(tuple(retained.ids))}"
+    fingerprint = f"{task.config['teacher_digest']} {hash(tuple(retained.ids))}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     if logits is None or found != fingerprint:
