@@ -128,8 +128,8 @@ class TrainingSettings(Settings):
     """Arithmetic of the training on a GPU; the weights are float32 in any case."""
     aggregation: Literal["size", "adaptive"] = "size"
     """Weights of the clients: by number of samples (FedAvg) or by server error (equation 12)."""
-    server_samples: Count = 2000
-    """Test samples, drawn once, on which the server measures clients; all if there are fewer."""
+    server_samples: Count | None = None
+    """Test samples that the server measures clients on; 2000 by default, fewer for many clients."""
     shards: Count = 1
     """Shards of each client's data, each with a model of its own (the paper's tau)."""
     shard_mode: Literal["shared", "isolated"] = "shared"

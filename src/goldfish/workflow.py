@@ -32,7 +32,7 @@ from goldfish.types import (
     Round,
     Scalar,
 )
-from goldfish.unlearning.extension import ServerTest
+from goldfish.unlearning.extension import ServerTest, measured_samples
 
 States: TypeAlias = Mapping[str, Mapping[str, Params]]
 """What each client keeps, by key."""
@@ -268,7 +268,8 @@ def _server(
 ) -> ServerTest | None:
     if test is None:
         return None
-    return ServerTest(federation.model, test, settings.server_samples, seed)
+    samples = settings.server_samples or measured_samples(len(federation.client_ids))
+    return ServerTest(federation.model, test, samples, seed)
 
 
 def timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:

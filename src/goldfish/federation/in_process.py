@@ -15,6 +15,8 @@ from torch import nn
 
 from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError
+from goldfish.federation.spool import IN_MEMORY, Spool
+from goldfish.params import num_bytes
 from goldfish.randomness import seeded_globally
 from goldfish.training import LocalWorkspace
 from goldfish.types import (
@@ -106,8 +108,10 @@ class InProcess:
         if self._executor is None:
             own = (self.threads,)
             self._executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, own)
+        expected = sum(num_bytes(params) for task in tasks for params in task.arrays.values())
+        spool = Spool() if expected > IN_MEMORY else None
         try:
-            futures = [self._executor.submit(self._answer, task, steps) for task in tasks]
+            futures = [self._executor.submit(self._answer, task, steps, spool) for task in tasks]
             outcomes = [future.result() for future in futures]
         except BaseException:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -128,12 +132,15 @@ class InProcess:
             client.state.arrays.clear()
             client.state.arrays.update(states.get(client.id, {}))
 
-    def _answer(self, task: Task, steps: Mapping[str, ClientStep]) -> Update | Failure:
+    def _answer(
+        self, task: Task, steps: Mapping[str, ClientStep], spool: Spool | None
+    ) -> Update | Failure:
         workspace = self._workspaces.take(task.client_id)
         try:
             client = self._client(task)
             with workspace.active(), self._own_draws(task):
-                return steps[task.step](task, client, workspace)
+                update = steps[task.step](task, client, workspace)
+            return update if spool is None else replace(update, params=spool.put(update.params))
         except Exception as error:
             logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)
             return Failure(task.client_id, type(error).__name__, str(error) or repr(error))

@@ -23,6 +23,15 @@ LOWEST_EXPONENT = -700.0
 """exp of anything lower is 0 in double precision, and a weight must stay positive."""
 
 
+def measured_samples(clients: int) -> int:
+    """Return on how many test samples the server measures each of so many clients.
+
+    2000, but no more than 20,000 for all clients of a round together, unless that were below 100
+    for each: measuring must not cost as much as the training.
+    """
+    return max(100, min(2000, 20_000 // clients))
+
+
 def adaptive_temperature(
     initial: float, num_retained: int, num_removed: int, alpha: float = 1 / math.e
 ) -> float:
@@ -73,8 +82,7 @@ class ServerScore:
 class ServerTest:
     """The server's test set: what equation (12) and the round-level stop measure models with.
 
-    Of a larger set ``samples`` are drawn by the seed, once: a server measures every client in every
-    round, and that must not cost as much as the training.
+    Of a larger set ``samples`` are drawn by the seed, once.
     """
 
     def __init__(
