@@ -3,6 +3,7 @@
 GoldfishError
 ├── ConfigError        a setting or an argument is wrong
 ├── DataError          a dataset, a file or a sample id is missing or broken
+├── DeploymentError    a process of a Flower deployment does not start, answer or go on
 ├── DivergenceError    training left the finite numbers
 ├── QuorumError        too few clients answered a round
 └── StoreError         a run directory or a checkpoint cannot be used
@@ -26,6 +27,10 @@ class ConfigError(GoldfishError):
 
 class DataError(GoldfishError):
     """A dataset, a file or a sample id is missing or broken."""
+
+
+class DeploymentError(GoldfishError):
+    """A process of a Flower deployment does not start, answer or go on."""
 
 
 class DivergenceError(GoldfishError):

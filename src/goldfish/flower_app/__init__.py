@@ -1,0 +1,1 @@
+"""What runs on Flower: the two apps that it loads, and how to deploy them."""
