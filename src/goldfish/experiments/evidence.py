@@ -25,6 +25,7 @@ from goldfish.evaluation import (
     welch,
 )
 from goldfish.experiments.config import Config
+from goldfish.experiments.engine import Engine
 from goldfish.experiments.quality import time_to_quality
 from goldfish.experiments.scenario import Scenario, select
 from goldfish.methods import deletion_kind
@@ -63,12 +64,13 @@ class Diverged:
 class Evaluator:
     """Measures models on the scenario's test data."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, device: str) -> None:
         self._scenario = scenario
         clean = (~scenario.poisoned).nonzero().flatten()
         ids = [scenario.removed.ids[position] for position in clean.tolist()]
         self._clean_removed = select(scenario.removed, clean, ids) if ids else None
-        self._workspace = LocalWorkspace(scenario.federation.model, scenario.federation.device)
+        self.device = device
+        self._workspace = LocalWorkspace(scenario.model, device)
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
         """Return a model's logits."""
@@ -105,6 +107,7 @@ def collect_evidence(
     scenario: Scenario,
     outcomes: Mapping[str, Outcome | Diverged],
     evaluator: Evaluator,
+    engine: Engine,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of ``result.json`` and of ``samples.json``."""
     finished = {name: o.params for name, o in outcomes.items() if isinstance(o, Outcome)}
@@ -140,7 +143,7 @@ def collect_evidence(
     result = {
         "schema": SCHEMA,
         "config": config.to_dict(),
-        "environment": _environment(scenario),
+        "environment": _environment(engine, evaluator.device),
         "partition": {
             "digest": scenario.partition.digest,
             "sizes": {c: len(ids) for c, ids in scenario.partition.clients.items()},
@@ -236,9 +239,7 @@ def _asked_for(request: DeletionRequest, scenario: Scenario) -> int:
     return len(labels) if request.class_label is None else labels.count(request.class_label)
 
 
-def _environment(scenario: Scenario) -> dict[str, Any]:
-    federation = scenario.federation
-    device = federation.device
+def _environment(engine: Engine, device: str) -> dict[str, Any]:
     return {
         "goldfish": __version__,
         "python": platform.python_version(),
@@ -247,8 +248,8 @@ def _environment(scenario: Scenario) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "threads": torch.get_num_threads(),
-        "workers": federation.workers,
-        "client_threads": federation.threads,
+        "workers": engine.workers,
+        "client_threads": engine.threads,
     }
 
 

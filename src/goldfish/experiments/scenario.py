@@ -1,10 +1,10 @@
-"""From a configuration to the federation, the deletion requests and the test data."""
+"""From a configuration to the clients, the deletion requests and the test data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,17 +14,20 @@ from torch import Tensor
 from goldfish.data import Backdoor, Partition, TensorExamples, load, poison, removal, triggered_test
 from goldfish.data import partition as partitions
 from goldfish.errors import ConfigError, DataError
+from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.experiments.config import Config, Selection
-from goldfish.federation import InProcess
-from goldfish.models import model_factory
-from goldfish.types import Client, DeletionRequest
+from goldfish.types import Client, DeletionRequest, ModelFactory
 
 
 @dataclass(frozen=True)
 class Scenario:
     """Everything that all phases of a run share."""
 
-    federation: InProcess
+    clients: Sequence[Client]
+    """The members with their data, for an engine that runs them here."""
+    model: ModelFactory
+    setups: Mapping[str, ClientSetup]
+    """The same in words, by client, for an engine whose clients are elsewhere."""
     partition: Partition
     stages: Sequence[Sequence[DeletionRequest]]
     """The requests that are filed at once, and after them the later ones, in order."""
@@ -69,7 +72,7 @@ class Machine:
 
 
 def build_scenario(config: Config, machine: Machine) -> Scenario:
-    """Load the data, divide it, choose what is removed, poison it, and make the federation."""
+    """Load the data, divide it, choose what is removed, and poison it."""
     data = load(
         config.data.name,
         machine.data_dir,
@@ -102,21 +105,29 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
         first_asked = torch.tensor([sample_id in attacked for sample_id in holders])
         poisoned = first_asked & backdoor.eligible(true_labels)
         train = poison(train, positions[poisoned], backdoor)
-    train, test = train.to(machine.device), data.test.to(machine.device)
-    federation = InProcess(
-        [Client(client_id, part) for client_id, part in partitions.split(train, partition).items()],
-        model_factory(
-            config.model.name,
-            num_classes=data.num_classes,
-            image_shape=(data.image_shape[0], data.image_shape[1], data.image_shape[2]),
-            options=config.model.options,
-        ),
-        workers=machine.workers,
-        threads=machine.threads,
-        device=machine.device,
+    triggered_ids = {i for i, hit in zip(holders, poisoned.tolist(), strict=True) if hit}
+    model = ModelSetup(
+        config.model.name,
+        config.model.options,
+        data.num_classes,
+        (data.image_shape[0], data.image_shape[1], data.image_shape[2]),
     )
+    train, test = train.to(machine.device), data.test.to(machine.device)
     return Scenario(
-        federation=federation,
+        clients=[Client(name, part) for name, part in partitions.split(train, partition).items()],
+        model=model.factory(),
+        setups={
+            client_id: ClientSetup(
+                client_id,
+                config.data.name,
+                config.data.path,
+                tuple(ids),
+                tuple(i for i in ids if i in triggered_ids),
+                backdoor,
+                model,
+            )
+            for client_id, ids in partition.clients.items()
+        },
         partition=partition,
         stages=stages,
         removed=select(train, positions, list(holders)),

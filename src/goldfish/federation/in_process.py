@@ -15,6 +15,7 @@ from torch import nn
 
 from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError
+from goldfish.params import num_bytes
 from goldfish.randomness import seeded_globally
 from goldfish.training import LocalWorkspace
 from goldfish.types import (
@@ -112,6 +113,15 @@ class InProcess:
         for client in self._clients.values():
             client.state.arrays.clear()
             client.state.arrays.update(states.get(client.id, {}))
+
+    def bytes_kept(self, phase: str) -> int:
+        """Return how many bytes the clients keep under the name of a phase."""
+        return sum(
+            num_bytes(params)
+            for client in self._clients.values()
+            for key, params in client.state.arrays.items()
+            if key.startswith(f"{phase}/")
+        )
 
     def _answer(self, task: Task, steps: Mapping[str, ClientStep]) -> Update | Failure:
         workspace = self._workspaces.get()

@@ -23,6 +23,7 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import digest, params_of
+from goldfish.randomness import derive_seed
 from goldfish.training import Fitted, Settings, TrainingSettings, predict
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
@@ -180,7 +181,7 @@ def _teacher_logits(
 
     A client keeps one set for each of its shards, that of the last teacher and deletion.
     """
-    fingerprint = f"{digest(task.constants['teacher'])} {hash(tuple(retained.ids))}"
+    fingerprint = f"{digest(task.constants['teacher'])} {derive_seed(0, *retained.ids):016x}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     if logits is None or found != fingerprint:

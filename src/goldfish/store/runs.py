@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,17 @@ from goldfish.store.files import write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
 
 CONFIG, METRICS, RESULT, PINNED = "config.toml", "metrics.jsonl", "result.json", "pinned.json"
+
+
+def run_id_of(path: Path) -> str:
+    """Return the name under which clients keep what belongs to the run in this directory.
+
+    It is random, and pinned by the run when it starts: another run never finds the same.
+    """
+    try:
+        return str(json.loads((path / PINNED).read_text())["run"])
+    except (OSError, ValueError, KeyError):
+        return uuid.uuid4().hex
 
 
 class KeptHistory(Mapping[int, HistoryEntry]):
