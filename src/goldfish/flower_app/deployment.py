@@ -24,6 +24,8 @@ CONNECTION = "goldfish"
 """The name of the SuperLink in the Flower configuration that a deployment writes."""
 START_SECONDS = 90.0
 """How long a SuperLink or a node may take to come up; some seconds are usual."""
+STILL_TAKEN = "[code: 2004]"
+"""What Flower says to a node whose key it believes to be online already."""
 
 QUIET: Mapping[str, str] = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -91,6 +93,16 @@ class Deployment:
         return self._environment(self.folder / "flwr")
 
     @property
+    def settings(self) -> dict[str, Scalar]:
+        """The [flower] table of a configuration that runs on this deployment."""
+        if self.keys is None:
+            return {"superlink": self.superlink.address, "insecure": True}
+        return {
+            "superlink": self.superlink.address,
+            "root_certificates": str(self.keys.authority),
+        }
+
+    @property
     def logs(self) -> Path:
         """The folder of the log files, one for each process."""
         return self.folder / "logs"
@@ -147,9 +159,9 @@ class Deployment:
             for child in self._node_children():
                 if child.process is None or child.running:
                     continue
-                if self.keys is None or not waiting:
+                if STILL_TAKEN not in child.last_words(20) or not waiting:
                     raise child.ended()
-                child.start()
+                self.start_child(child.name)
             if not waiting:
                 raise DeploymentError(
                     f"Only {online} of {wanted} nodes are online after {seconds:g} seconds. "

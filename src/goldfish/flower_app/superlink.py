@@ -69,9 +69,10 @@ class SuperLink:
         try:
             yield client
         except httpx.HTTPError as error:
+            why = (str(error) or repr(error)).splitlines()[0]
             raise DeploymentError(
-                f"The SuperLink at {self.address} does not answer: {str(error) or repr(error)}. Is "
-                "it running, is the address right, and is it reached with TLS if it wants it?"
+                f"The SuperLink at {self.address} does not answer: {why}. Is it running, is the "
+                "address right, and is it reached with TLS if it wants it?"
             ) from error
         finally:
             client.close()
