@@ -1,0 +1,83 @@
+"""Faults of a real deployment: processes are killed, and the result is what it must be."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Eventually = Callable[[Callable[[], object]], None]
+ProcessesOf = Callable[[Path], dict[int, str]]
+
+
+def test_a_round_survives_a_killed_node_and_a_client_that_raises(
+    trial: Callable[..., Any], eventually: Eventually
+) -> None:
+    """The first round has one client left; the others are reported, and are back later."""
+    case = trial()
+    with case.deployment as deployment:
+        case.flag(2, "hold").touch()
+        case.flag(3, "fail").touch()
+        run = case.start("--set", "flower.timeout=20", "--set", "training.rounds=3")
+        try:
+            eventually(lambda: case.flag(2, "held").exists() or run.poll() is not None)
+            deployment.children["node-2"].kill()
+            case.flag(2, "hold").unlink()
+            deployment.start_child("node-2")
+            eventually(lambda: case.rounds("origin") or run.poll() is not None)
+            case.flag(3, "fail").unlink()
+            output = case.finish(run)
+        finally:
+            run.kill()
+    rounds = case.rounds("origin")
+    failures = {f["client_id"]: f for f in rounds[0]["failures"]}
+    assert set(failures) == {"client-2", "client-3"}
+    assert failures["client-2"]["error"] == "Timeout"
+    assert failures["client-3"]["error"] == "RuntimeError"
+    assert "the disk is on fire" in failures["client-3"]["cause"]
+    assert "client-3 did not answer: the disk is on fire" in output
+    assert rounds[-1]["failures"] == []
+    assert "round 3 of origin" in case.carried_out(2)
+    assert [r["failures"] for r in case.rounds("goldfish")] == [[], []]
+
+
+def test_a_restarted_superlink_and_server_app_change_nothing(
+    trial: Callable[..., Any], eventually: Eventually, processes_of: ProcessesOf
+) -> None:
+    """Both are killed while a client is at work; the parameters are those of a quiet run."""
+    case = trial()
+    with case.deployment as deployment:
+        case.flag(1, "hold").touch()
+        run = case.start()
+        try:
+            eventually(lambda: case.flag(1, "held").exists() or run.poll() is not None)
+            deployment.children["superlink"].kill()
+            deployment.start_superlink()
+            case.flag(2, "hold").touch()
+            case.flag(1, "hold").unlink()
+            eventually(lambda: case.flag(2, "held").exists() or run.poll() is not None)
+            servers = [
+                pid for pid, words in processes_of(case.folder).items() if "flwr-serverapp" in words
+            ]
+            assert len(servers) == 1
+            os.kill(servers[0], signal.SIGKILL)
+            case.flag(2, "hold").unlink()
+            run.wait(60)
+            assert run.returncode != 0
+            case.finish(case.start())
+        finally:
+            run.kill()
+    expected = case.undisturbed()
+    models = case.models()
+    assert models.keys() == expected.keys() == {"origin", "goldfish"}
+    for phase, model in expected.items():
+        for name, value in model.items():
+            torch.testing.assert_close(models[phase][name], value, rtol=0, atol=1e-6)
+    phases = [f"round {n} of {phase}" for phase in ("origin", "goldfish") for n in (1, 2)]
+    for node in (1, 2, 3):
+        assert case.carried_out(node) == phases
+    assert all(r["failures"] == [] for phase in models for r in case.rounds(phase))
