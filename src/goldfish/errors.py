@@ -5,7 +5,8 @@ GoldfishError
 ├── DataError          a dataset, a file or a sample id is missing or broken
 ├── DivergenceError    training left the finite numbers
 ├── QuorumError        too few clients answered a round
-└── StoreError         a run directory or a checkpoint cannot be used
+├── StoreError         a run directory or a checkpoint cannot be used
+└── WireError          a message between server and client makes no sense
 
 Messages say what is wrong, where, and what to do next.
 """
@@ -38,6 +39,10 @@ class QuorumError(GoldfishError):
 
 class StoreError(GoldfishError):
     """A run directory or a checkpoint cannot be used."""
+
+
+class WireError(GoldfishError):
+    """A message between server and client makes no sense."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> str:
