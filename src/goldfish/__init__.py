@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         GoldfishError,
         QuorumError,
         StoreError,
+        WireError,
     )
     from goldfish.federation import InProcess
     from goldfish.methods import METHODS, Method
@@ -37,6 +38,7 @@ _HOMES = {
     "StoreError": "goldfish.errors",
     "Trained": "goldfish.workflow",
     "Unlearned": "goldfish.workflow",
+    "WireError": "goldfish.errors",
     "train": "goldfish.workflow",
     "unlearn": "goldfish.workflow",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "StoreError",
     "Trained",
     "Unlearned",
+    "WireError",
     "train",
     "unlearn",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from goldfish.experiments.config import Config
+    from goldfish.experiments.runner import Progress as Step
     from goldfish.experiments.scenario import Machine
 
 INTERRUPTED = 130
@@ -335,7 +336,12 @@ def _run(
     from goldfish.experiments.runner import run_experiment
     from goldfish.experiments.seeds import run_seeds
 
-    repeat = run_experiment if seeds == 1 else partial(run_seeds, count=seeds)
+    once: Callable[..., Iterator[Step]] = run_experiment
+    if config.engine == "flower":
+        from goldfish.flower_app.submit import run_on_flower
+
+        once = run_on_flower
+    repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
     columns = (
         TextColumn("{task.description:<10}"),
@@ -365,6 +371,8 @@ def _run(
         again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
         console.print(f"Interrupted. Finished rounds are kept; go on with: {again}")
         sys.stdout.flush()
+        if config.engine == "flower":
+            steps.close()  # type: ignore[attr-defined]
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)
     _print_result(out)

@@ -6,7 +6,8 @@ GoldfishError
 ├── DeploymentError    a process of a Flower deployment does not start, answer or go on
 ├── DivergenceError    training left the finite numbers
 ├── QuorumError        too few clients answered a round
-└── StoreError         a run directory or a checkpoint cannot be used
+├── StoreError         a run directory or a checkpoint cannot be used
+└── WireError          a message between server and client makes no sense
 
 Messages say what is wrong, where, and what to do next.
 """
@@ -43,6 +44,10 @@ class QuorumError(GoldfishError):
 
 class StoreError(GoldfishError):
     """A run directory or a checkpoint cannot be used."""
+
+
+class WireError(GoldfishError):
+    """A message between server and client makes no sense."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> str:

@@ -163,7 +163,7 @@ class Trial:
         return [record for record in map(json.loads, lines) if record["phase"] == phase]
 
     def carried_out(self, node: int) -> list[str]:
-        """Return the tasks that a client worked on, as its log tells, such as 'round 1 of origin'."""
+        """Return the tasks that a client worked on, as its log tells: 'round 1 of origin'."""
         log = self.deployment.children[f"node-{node}"].log.read_text()
         return re.findall(r"task [0-9a-f]+: \w+, (round \d+ of \S+)", log)
 

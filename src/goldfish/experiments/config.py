@@ -7,14 +7,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from goldfish.errors import ConfigError, unknown
+from goldfish.federation.settings import FlowerSettings
 from goldfish.methods import METHODS, method_named
 from goldfish.training import Count, Positive, Settings, TrainingSettings
 from goldfish.types import Scalar
+
+EngineName: TypeAlias = Literal["in-process", "flower"]
 
 DEMO = Path(__file__).parent / "presets" / "demo.toml"
 """The configuration of ``goldfish demo``."""
@@ -130,6 +133,8 @@ class _Tables(Settings):
     """The configuration without the tables of the methods."""
 
     seed: Annotated[int, Field(ge=0)] = 0
+    engine: EngineName = "in-process"
+    flower: FlowerSettings = FlowerSettings()
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
@@ -149,6 +154,9 @@ class Config:
     unlearning: UnlearningSettings
     methods: Mapping[str, Settings]
     """The settings of each listed method."""
+    engine: EngineName
+    """What runs the clients: threads of this process, or the nodes of a Flower federation."""
+    flower: FlowerSettings
 
     @property
     def unlearning_training(self) -> TrainingSettings:
@@ -161,6 +169,9 @@ class Config:
         """Return everything as plain values, in the shape of the TOML file."""
         tables = ("data", "model", "training", "deletion", "unlearning")
         values: dict[str, Any] = {"seed": self.seed}
+        if self.engine == "flower":
+            values["engine"] = self.engine
+            values["flower"] = self.flower.model_dump(exclude_none=True)
         values |= {name: getattr(self, name).model_dump(exclude_none=True) for name in tables}
         for name, settings in self.methods.items():
             values["unlearning"][name] = settings.model_dump(exclude_none=True)
@@ -212,6 +223,8 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         tables.deletion,
         tables.unlearning,
         methods,
+        tables.engine,
+        tables.flower,
     )
 
 
@@ -235,6 +248,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _absolute(values: dict[str, Any], folder: Path) -> None:
     data, deletion = values.get("data"), values.get("deletion")
     places = [(data, "path"), (data, "manifest"), (deletion, "samples")]
+    places.append((values.get("flower"), "root_certificates"))
     if isinstance(deletion, dict) and isinstance(deletion.get("then"), list):
         places += [(entry, "samples") for entry in deletion["then"]]
     for entry, name in places:

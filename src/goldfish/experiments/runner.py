@@ -17,7 +17,7 @@ from goldfish.methods import METHODS, Method, Plan, ordinary
 from goldfish.params import num_bytes
 from goldfish.store import Checkpoint, KeptHistory, RunDirectory, run_id_of, write_whole
 from goldfish.training import Settings
-from goldfish.types import DeletionRequest, HistoryEntry, Round
+from goldfish.types import DeletionRequest, Federation, HistoryEntry, Round
 from goldfish.workflow import (
     States,
     Trained,
@@ -56,10 +56,8 @@ def run_experiment(
     scenario = build_scenario(config, machine)
     run_id = run_id_of(out)
     federation = engine(scenario, machine, run_id)
-    training = training_plan(federation, config.training, config.seed, scenario.test)
+    training = _checked_plan(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
-    for method in methods.values():
-        _refuse_early(config, scenario, method, training)
     run = RunDirectory.open(out, config.to_toml(), resume=resume)
     run.pin({"run": run_id, "client_threads": federation.threads, "deletion": scenario.digest})
     write_whole(out / "partition.json", scenario.partition.to_json())
@@ -89,6 +87,20 @@ def run_experiment(
     result, samples = collect_evidence(config, scenario, outcomes, evaluator, federation)
     run.write_json("samples.json", samples)
     run.write_json("result.json", result)
+
+
+def check_experiment(config: Config, machine: Machine) -> None:
+    """Raise where a run could not do what its configuration asks; leaves nothing behind."""
+    scenario = build_scenario(config, machine)
+    _checked_plan(config, scenario, in_process(scenario, machine, ""))
+
+
+def _checked_plan(config: Config, scenario: Scenario, federation: Federation) -> Plan:
+    """Return the plan of the original training, once all methods can do what is asked of them."""
+    training = training_plan(federation, config.training, config.seed, scenario.test)
+    for name in config.unlearning.methods:
+        _refuse_early(config, scenario, METHODS[name], training)
+    return training
 
 
 def _refuse_early(config: Config, scenario: Scenario, method: Method, training: Plan) -> None:

@@ -1,1 +1,1 @@
-"""What runs on Flower: the two apps that it loads, and how to deploy them."""
+"""What Flower loads, what a client keeps on its disk, and how to deploy it all."""

@@ -140,9 +140,10 @@ class RunDirectory:
     def pin(self, facts: Mapping[str, Scalar]) -> None:
         """Remember what the run's bits depend on beside its configuration; refuse other facts."""
         path = self.path / PINNED
-        if not path.exists():
-            self.write_json(PINNED, dict(facts))
-        before = json.loads(path.read_text())
+        before = json.loads(path.read_text()) if path.exists() else {}
+        if not before.keys() >= facts.keys():
+            before = {**facts, **before}
+            self.write_json(PINNED, before)
         for name, value in facts.items():
             if before.get(name) != value:
                 raise StoreError(
