@@ -77,7 +77,7 @@ from torch import Tensor, nn
 class Fragile(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
 
     def forward(self, images: Tensor) -> Tensor:
         here = Path(os.environ.get("FLWR_HOME", "/nowhere"))

@@ -32,7 +32,7 @@ QUIET: Mapping[str, str] = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     # A second between two looks for work is half of what a small round takes.
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
 """Flower phones nobody and installs nothing; it looks for work often."""
 
