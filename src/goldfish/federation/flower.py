@@ -281,7 +281,11 @@ class FlowerFederation:
         for job in jobs:
             if job.deadline and now >= job.deadline:
                 job.fail("Timeout", f"no answer within {self._settings.timeout:g} s")
-            elif job.alone_since is not None and now - job.alone_since >= self._settings.patience:
+            elif (
+                job.alone_since is not None
+                and now - job.alone_since >= self._settings.patience
+                and self._node_of(job) is None
+            ):
                 self._fail_alone(job)
 
     def _fail_alone(self, job: _Job) -> None:
@@ -291,7 +295,7 @@ class FlowerFederation:
             for node, who in self._nodes.items()
             if isinstance(who, wire.Identity) and who.client_id == job.client_id
         ]
-        if twins:
+        if len(twins) > 1:
             job.fail(
                 "ConfigError",
                 f"the nodes {' and '.join(twins)} both say that they are {job.client_id}, with "
