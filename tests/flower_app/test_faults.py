@@ -12,6 +12,8 @@ import torch
 
 Eventually = Callable[[Callable[[], object]], None]
 ProcessesOf = Callable[[Path], dict[int, str]]
+GONE = {"Timeout", "NodeUnavailable", "MessageLost"}
+"""How a node that does not answer any more is reported: it depends on who notices first."""
 
 
 def test_a_round_survives_a_killed_node_and_a_client_that_raises(
@@ -22,27 +24,27 @@ def test_a_round_survives_a_killed_node_and_a_client_that_raises(
     with case.deployment as deployment:
         case.flag(2, "hold").touch()
         case.flag(3, "fail").touch()
-        run = case.start("--set", "flower.timeout=20", "--set", "training.rounds=3")
+        run = case.start("--set", "flower.timeout=40", "--set", "unlearning.rounds=1")
         try:
             eventually(lambda: case.flag(2, "held").exists() or run.poll() is not None)
             deployment.children["node-2"].kill()
-            case.flag(2, "hold").unlink()
-            deployment.start_child("node-2")
             eventually(lambda: case.rounds("origin") or run.poll() is not None)
+            case.flag(2, "hold").unlink()
             case.flag(3, "fail").unlink()
+            deployment.start_child("node-2")
             output = case.finish(run)
         finally:
             run.kill()
     rounds = case.rounds("origin")
     failures = {f["client_id"]: f for f in rounds[0]["failures"]}
     assert set(failures) == {"client-2", "client-3"}
-    assert failures["client-2"]["error"] == "Timeout"
+    assert failures["client-2"]["error"] in GONE
     assert failures["client-3"]["error"] == "RuntimeError"
     assert "the disk is on fire" in failures["client-3"]["cause"]
     assert "client-3 did not answer: the disk is on fire" in output
     assert rounds[-1]["failures"] == []
-    assert "round 3 of origin" in case.carried_out(2)
-    assert [r["failures"] for r in case.rounds("goldfish")] == [[], []]
+    assert "round 2 of origin" in case.carried_out(2)
+    assert [r["failures"] for r in case.rounds("goldfish")] == [[]]
 
 
 def test_a_restarted_superlink_and_server_app_change_nothing(
