@@ -26,7 +26,7 @@ from goldfish.flower_app.progress import ProgressLog
 from goldfish.store import CONFIG, RunDirectory
 from goldfish.types import Scalar
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's own log
 
 app = ServerApp()
 
