@@ -28,7 +28,7 @@ from goldfish.types import (
 )
 from goldfish.version import __version__
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's own log
 
 LOST = {3: "MessageLost", 4: "ReplyLost", 5: "NodeUnavailable", 8: "ClientAppCrashed"}
 """Flower's codes of errors that may pass: the task is sent again."""

@@ -23,7 +23,7 @@ from goldfish.training import LocalWorkspace
 from goldfish.types import Client, ClientStep, Task, Update
 from goldfish.version import __version__
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's own log
 
 
 def steps_of(methods: Iterable[Method]) -> dict[str, ClientStep]:

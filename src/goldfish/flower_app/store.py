@@ -3,7 +3,8 @@
 Every task is one transaction: its answer and the change of the client's state appear together or
 not at all, so that a task which is repeated, because its answer was lost on the way, is answered
 from here and changes nothing. Arrays are files named by their digest; they are written whole before
-the transaction that names them, and those that nothing names any more are deleted after it.
+the transaction that names them, and those that nothing names any more are deleted after it. The
+table ``done`` lists every step that was carried out, and when.
 
 A state entry is kept with the phase and the round that wrote it. A task of round r finds what was
 there before round r of its phase: after the server was killed it may ask for that round once more,
@@ -44,6 +45,8 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS kept (digest TEXT PRIMARY KEY, text TEXT, used REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, used REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS done (
+    at REAL, run TEXT, client TEXT, phase TEXT, round INTEGER, step TEXT, task TEXT);
 CREATE TABLE IF NOT EXISTS answers (
     run TEXT, client TEXT, phase TEXT, task TEXT, digest TEXT NOT NULL, content TEXT NOT NULL,
     reads TEXT NOT NULL, PRIMARY KEY (run, client, phase));
@@ -206,6 +209,11 @@ class ClientStore:
             row = [moment.run, moment.client, moment.phase, order.id, result]
             row += [json.dumps(content), state.arrays.reads()]
             self._db.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            place = [moment.run, moment.client, moment.phase, moment.round]
+            self._db.execute(
+                "INSERT INTO done VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [time.time(), *place, order.task.step, order.id],
+            )
             self._prune(moment, order)
         self._sweep()
         return Answer(order.id, update, int(str(content["kept"])))
