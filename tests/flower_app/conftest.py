@@ -119,6 +119,7 @@ class Trial:
         self.folder = folder
         self.config = folder / "trial.toml"
         self.out = folder / "out"
+        self._output = folder / "output"
         self.deployment = Deployment(folder / "state", nodes, keys=keys)
         table = "".join(f"{k} = {json.dumps(v)}\n" for k, v in self.deployment.settings.items())
         self.config.write_text(f"{CONFIG}\n[flower]\n{table}")
@@ -127,29 +128,29 @@ class Trial:
         """Return the file that holds a node's client up (``hold``) or lets it fail (``fail``)."""
         return self.deployment.node_folder(node) / "flwr" / name
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
-        """Start ``goldfish run`` with this configuration."""
-        again = self.out / "config.toml"
-        what = [str(self.out), "--resume"] if again.exists() else [str(self.config)]
-        command = [sys.executable, "-m", "goldfish", "run", *what, "--out", str(self.out)]
-        return subprocess.Popen(
-            [*command, "--threads", "1", "--device", "cpu", *options],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start ``goldfish run`` with this configuration, or go on with it."""
+        again = (self.out / "config.toml").exists()
+        what = [str(self.out), "--resume"] if again else [str(self.config), "--out", str(self.out)]
+        command = [sys.executable, "-m", "goldfish", "run", *what, "--threads", "1", *options]
+        with self._output.open("ab") as output:
+            return subprocess.Popen(
+                command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT
+            )
 
-    def finish(self, run: subprocess.Popen[str], seconds: float = 150) -> str:
-        """Wait for a run that must succeed, and return what it said."""
+    def finish(self, run: subprocess.Popen[bytes], seconds: float = 150) -> None:
+        """Wait for a run that must succeed."""
         try:
-            output, _ = run.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
+            run.wait(seconds)
+        finally:
             run.kill()
-            output, _ = run.communicate()
-            pytest.fail(f"the run did not end: {output}\n{self.logs()}")
-        assert run.returncode == 0, output + self.logs()
-        return output
+            run.wait()
+        assert run.returncode == 0, self.said + self.logs()
+
+    @property
+    def said(self) -> str:
+        """What the runs printed so far."""
+        return self._output.read_text()
 
     def logs(self) -> str:
         """Return the ends of all logs, for a test that failed."""

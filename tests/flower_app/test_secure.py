@@ -56,8 +56,8 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
             for child in refused.values():
                 child.kill()
         assert len(deployment.superlink.nodes()) == 3
-        output = case.finish(case.start("--set", both))
-    assert "retrain" in output
+        case.finish(case.start("--set", both))
+    assert "retrain" in case.said
     said = {name: child.last_words(40) for name, child in refused.items()}
     assert "All SuperNodes must be registered" in said["no key"]
     assert "Failed to activate SuperNode" in said["a wrong key"]
