@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -163,10 +164,11 @@ class Trial:
         lines = path.read_text().splitlines() if path.exists() else []
         return [record for record in map(json.loads, lines) if record["phase"] == phase]
 
-    def carried_out(self, node: int) -> list[str]:
-        """Return the tasks that a client worked on, as its log tells: 'round 1 of origin'."""
-        log = self.deployment.children[f"node-{node}"].log.read_text()
-        return re.findall(r"task [0-9a-f]+: \w+, (round \d+ of \S+)", log)
+    def carried_out(self, node: int) -> list[tuple[str, int]]:
+        """Return the phase and round of every step that a client has done, from its own store."""
+        database = self.deployment.node_folder(node) / "client.sqlite"
+        with contextlib.closing(sqlite3.connect(database)) as store:
+            return list(store.execute("SELECT phase, round FROM done ORDER BY at"))
 
     def undisturbed(self, *overrides: str) -> dict[str, dict[str, Tensor]]:
         """Run the same experiment in this process, and return its models by phase."""

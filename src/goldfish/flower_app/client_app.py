@@ -14,7 +14,6 @@ from goldfish.data import removal
 from goldfish.errors import ConfigError, unknown
 from goldfish.experiments.client_setup import ClientSetup, client_examples, on_device
 from goldfish.federation import wire
-from goldfish.flower_app import logs
 from goldfish.flower_app.node import Node
 from goldfish.flower_app.store import ClientStore, StoredState, store_id
 from goldfish.methods import METHODS, Method, ordinary
@@ -47,7 +46,6 @@ app = ClientApp()
 @app.query(wire.IDENTIFY.partition(".")[2])
 def identify(message: Message, context: Context) -> Message:
     """Say which client this node is."""
-    logs.show()
     try:
         node = Node.parse(context.node_config)
         who = wire.Identity(node.client_id, store_id(node.state_dir), __version__)
@@ -60,7 +58,6 @@ def identify(message: Message, context: Context) -> Message:
 
 def perform(message: Message, context: Context) -> Message:
     """Answer a task. An error is an answer too: the server is told its class and its text."""
-    logs.show()
     try:
         content = answer(message.content, Node.parse(context.node_config))
     except Exception as error:

@@ -24,7 +24,6 @@ from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.runner import check_experiment, run_experiment
 from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.federation.flower import FlowerFederation
-from goldfish.flower_app import logs
 from goldfish.flower_app.progress import ProgressLog
 from goldfish.store import CONFIG, RunDirectory
 from goldfish.types import Scalar
@@ -37,7 +36,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the app's settings name."""
-    logs.show()
     settings = context.run_config
     run_dir = _absolute(settings, "run-dir")
     machine = Machine(
