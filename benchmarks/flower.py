@@ -78,11 +78,14 @@ def _seconds(rounds: list[dict[str, float]]) -> str:
 
 def _write_images(path: Path) -> None:
     draws = np.random.default_rng(0)
-    arrays = {}
-    for part, count in (("train", SAMPLES), ("test", 20)):
-        arrays[f"x_{part}"] = draws.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
-        arrays[f"y_{part}"] = draws.integers(0, 10, count)
-    np.savez(path, allow_pickle=False, **arrays)
+    np.savez(
+        path,
+        allow_pickle=False,
+        x_train=draws.integers(0, 256, (SAMPLES, 3, 32, 32), dtype=np.uint8),
+        y_train=draws.integers(0, 10, SAMPLES),
+        x_test=draws.integers(0, 256, (20, 3, 32, 32), dtype=np.uint8),
+        y_test=draws.integers(0, 10, 20),
+    )
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
     other = make_keys(tmp_path / "other", 1)
     case = trial(keys=keys.folder)
     both = 'unlearning.methods=["goldfish", "retrain"]'
+    short = "unlearning.rounds=1"
     with case.deployment as deployment:
         refused = strangers(case, keys, other)
         for child in refused.values():
@@ -56,7 +57,7 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
             for child in refused.values():
                 child.kill()
         assert len(deployment.superlink.nodes()) == 3
-        case.finish(case.start("--set", both))
+        case.finish(case.start("--set", both, "--set", short))
     assert "retrain" in case.said
     said = {name: child.last_words(40) for name, child in refused.items()}
     assert "All SuperNodes must be registered" in said["no key"]
@@ -65,7 +66,7 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
     assert "CERTIFICATE_VERIFY_FAILED" in said["another authority"]
     assert "Failed to initialize the connection" in said["no TLS"]
     assert all(child.process.returncode for child in refused.values() if child.process)
-    expected, models = case.undisturbed(both), case.models()
+    expected, models = case.undisturbed(both, short), case.models()
     assert models.keys() == expected.keys() == {"origin", "goldfish", "retrain"}
     for phase, model in expected.items():
         for name, value in model.items():
