@@ -21,7 +21,7 @@ def test_a_node_says_who_it_is_and_where_things_are() -> None:
     )
     everything = {"client-id": "ward", "state-dir": "/s", "data-dir": "/d", "device": "cuda"}
     assert Node.parse({**everything, "path": "/d/x.npz"}) == Node(
-        "ward", Path("/s"), Path("/d"), Path("/d/x.npz"), "cuda"
+        "ward", Path("/s"), Path("/d"), None, Path("/d/x.npz"), "cuda"
     )
     assert set(everything) < set(KNOWN)
 
@@ -32,6 +32,7 @@ def test_a_node_says_who_it_is_and_where_things_are() -> None:
         ({"client-id": "a"}, "state-dir is missing"),
         ({"state-dir": "/s"}, "say which client this is"),
         ({"state-dir": "/s", "partition-id": "0"}, "partition-id is '0'"),
+        ({"state-dir": "/s", "client-id": "a", "data": "npz"}, "data='npz' needs path"),
         ({"state-dir": "/s", "partition-id": -1}, "partition-id is -1"),
         ({"state-dir": "/s", "client-id": "a", "data_dir": "/d"}, "unknown 'data_dir'; known are"),
     ],

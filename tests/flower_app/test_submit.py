@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from goldfish.errors import ConfigError, DivergenceError, GoldfishError
+from goldfish.errors import ConfigError, DivergenceError, GoldfishError, StoreError
 from goldfish.experiments.config import load_config, parse_config
 from goldfish.experiments.runner import Progress
 from goldfish.experiments.scenario import Machine
@@ -97,6 +97,22 @@ def test_a_superlink_that_is_not_there_is_an_error_in_words(
     )
     with pytest.raises(ConfigError, match=r"The SuperLink did not take the run. Flower says: .+"):
         list(submit.run_on_flower(config, tmp_path / "out", Machine()))
+
+
+def test_an_interrupted_run_may_go_on_at_another_superlink(
+    config_file: Path, tmp_path: Path
+) -> None:
+    """How to reach the clients is no part of what a run is; anything else is."""
+    out = tmp_path / "out"
+    for number in range(2):
+        where = f'flower.superlink="127.0.0.1:{free_port()}"'
+        config = load_config(config_file, [where, "flower.insecure=true"])
+        with pytest.raises(ConfigError, match="did not take the run"):
+            list(submit.run_on_flower(config, out, Machine(), resume=number == 1))
+        assert load_config(out / "config.toml") == config
+    other = load_config(config_file, [where, "flower.insecure=true", "training.rounds=2"])
+    with pytest.raises(StoreError, match=r"training\.rounds is 1 there and 2 here"):
+        list(submit.run_on_flower(other, out, Machine(), resume=True))
 
 
 def test_what_cannot_run_leaves_no_directory_behind(config_file: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from goldfish.data import Backdoor, Partition, Subset, TensorExamples, load, poison
+from goldfish.data import Backdoor, Partition, Subset, TensorExamples, load, load_half, poison
 from goldfish.data import partition as partitions
 from goldfish.errors import ConfigError
 from goldfish.models import model_factory
@@ -44,15 +44,17 @@ class ClientSetup:
     """One client's part of an experiment."""
 
     client_id: str
-    dataset: str
-    path: str | None
-    """Where a dataset of one's own lies, on the server; a client may have it elsewhere."""
-    ids: tuple[str, ...]
-    """The samples that the client holds, in order."""
-    poisoned: tuple[str, ...]
-    """Those of them that carry the trigger and the attacker's label."""
-    backdoor: Backdoor | None
     model: ModelSetup
+    class_names: tuple[str, ...]
+    dataset: str | None = None
+    """The dataset that all clients share; None for a client that has data of its own."""
+    path: str | None = None
+    """Where a dataset of one's own lies, on the server; a client may have it elsewhere."""
+    ids: tuple[str, ...] = ()
+    """The samples of the shared dataset that the client holds, in order."""
+    poisoned: tuple[str, ...] = ()
+    """Those of them that carry the trigger and the attacker's label."""
+    backdoor: Backdoor | None = None
 
     def to_json(self) -> str:
         """Return the setup as text, the same for equal setups."""
@@ -66,6 +68,7 @@ class ClientSetup:
             model, backdoor = values.pop("model"), values.pop("backdoor")
             channels, height, width = model.pop("image_shape")
             return cls(
+                class_names=tuple(values.pop("class_names")),
                 ids=tuple(values.pop("ids")),
                 poisoned=tuple(values.pop("poisoned")),
                 backdoor=None if backdoor is None else Backdoor(**backdoor),
@@ -79,20 +82,32 @@ class ClientSetup:
             ) from error
 
 
-def client_examples(
+def shared_examples(
     setup: ClientSetup, data_dir: Path | None = None, path: Path | None = None
 ) -> Subset:
-    """Read the dataset and return the client's part of it, with the trigger where it belongs.
+    """Read the shared dataset and return the client's part, with the trigger where it belongs.
 
     ``path`` is where a dataset of one's own lies here, if not where the setup says.
     """
     if path is None and setup.path is not None:
         path = Path(setup.path)
-    train = load(setup.dataset, data_dir, path=path).train
+    train = load(setup.dataset or "", data_dir, path=path).train
     if setup.poisoned:
         train = with_trigger(train, setup.poisoned, setup.backdoor)
     one = Partition("explicit", 0, {setup.client_id: setup.ids})
     return partitions.split(train, one)[setup.client_id]
+
+
+def own_examples(setup: ClientSetup, kind: str, path: Path) -> Subset:
+    """Read the data that the client has of its own, and see that it fits the federation's model."""
+    examples, _ = load_half(kind, path, "train", setup.class_names)
+    shape = tuple(examples.images.shape[1:])
+    if shape != setup.model.image_shape:
+        raise ConfigError(
+            f"{path}: a sample has the shape {list(shape)}, but the federation's model takes "
+            f"{list(setup.model.image_shape)}."
+        )
+    return Subset(examples, torch.arange(len(examples)))
 
 
 def with_trigger(

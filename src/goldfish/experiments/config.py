@@ -38,11 +38,22 @@ class DataSettings(Settings):
     """Concentration of the Dirichlet label skew: the smaller, the more skewed."""
     manifest: str | None = None
     """With partition = "explicit": a partition.json of another run, or one of your own."""
+    members: Annotated[list[str], Field(min_length=1)] | None = None
+    """Clients with data of their own on their nodes; name and path are the server's test set."""
 
     @model_validator(mode="after")
     def _explicit_has_manifest(self) -> Self:
         if (self.partition == "explicit") != (self.manifest is not None):
             raise ValueError('partition = "explicit" and manifest belong together: give both')
+        return self
+
+    @model_validator(mode="after")
+    def _members_are_names(self) -> Self:
+        names = self.members or []
+        if len(set(names)) < len(names) or any(len(name.split()) != 1 for name in names):
+            raise ValueError("members are different names, each without spaces")
+        if names and self.manifest is not None:
+            raise ValueError("members have data of their own, which no manifest divides")
         return self
 
 
@@ -65,7 +76,7 @@ class Selection(Settings):
     class_label: Annotated[int, Field(ge=0)] | None = None
     """A class that every client removes."""
     samples: str | None = None
-    """A file with one sample id a line."""
+    """A file with one sample id a line; with data.members, a client's id and a space before it."""
 
     @model_validator(mode="after")
     def _one_selection(self) -> Self:

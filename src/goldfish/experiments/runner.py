@@ -60,7 +60,8 @@ def run_experiment(
     methods = {name: METHODS[name] for name in config.unlearning.methods}
     run = RunDirectory.open(out, config.to_toml(), resume=resume)
     run.pin({"run": run_id, "client_threads": federation.threads, "deletion": scenario.digest})
-    write_whole(out / "partition.json", scenario.partition.to_json())
+    if scenario.partition is not None:
+        write_whole(out / "partition.json", scenario.partition.to_json())
     evaluator = Evaluator(scenario, machine.device)
     kept = {
         name: method.kept_rounds(config.methods[name], config.training.rounds)

@@ -10,9 +10,14 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from goldfish.data import removal
+from goldfish.data import Subset, removal
 from goldfish.errors import ConfigError, unknown
-from goldfish.experiments.client_setup import ClientSetup, client_examples, on_device
+from goldfish.experiments.client_setup import (
+    ClientSetup,
+    on_device,
+    own_examples,
+    shared_examples,
+)
 from goldfish.federation import wire
 from goldfish.flower_app.node import Node
 from goldfish.flower_app.store import ClientStore, StoredState, store_id
@@ -98,11 +103,28 @@ def carry_out(task: Task, setup: ClientSetup, state: StoredState, node: Node) ->
     if task.step not in STEPS:
         hint = "Server and client need the same version of Goldfish."
         raise ConfigError(unknown("step", task.step, STEPS, hint))
-    examples = on_device(client_examples(setup, node.data_dir, node.path), node.device)
+    examples = on_device(examples_of(setup, node), node.device)
     client = removal.split(Client(node.client_id, examples, state=state), task.requests)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
     with seeded_globally(int(task.config["seed"]), str(task.config.get("round")), task.client_id):
         return STEPS[task.step](task, client, workspace)
+
+
+def examples_of(setup: ClientSetup, node: Node) -> Subset:
+    """Read the client's data: its part of the shared dataset, or what the node has of its own."""
+    if setup.dataset is not None:
+        if node.data is not None:
+            raise ConfigError(
+                f"This node has data of its own, but the run gives {node.client_id} a part of "
+                f"{setup.dataset}: name the client in data.members, or start the node without data."
+            )
+        return shared_examples(setup, node.data_dir, node.path)
+    if node.data is None or node.path is None:
+        raise ConfigError(
+            f"The run expects that {node.client_id} has data of its own: start its node with "
+            'data="npz" path="/srv/data.npz" in the node-config.'
+        )
+    return own_examples(setup, node.data, node.path)
 
 
 def _where(task: Task) -> str:

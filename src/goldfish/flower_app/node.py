@@ -15,7 +15,8 @@ KNOWN = {
     "num-partitions": "not used; Flower's own examples pass it",
     "state-dir": "a folder that outlives restarts, for what the client keeps",
     "data-dir": "where the datasets are; by default $GOLDFISH_DATA",
-    "path": "where a dataset of one's own (npz, image-folder) lies on this machine",
+    "data": "npz or image-folder: this node has data of its own, at path",
+    "path": "where the data (npz, image-folder) lies on this machine",
     "device": "cpu or cuda",
 }
 
@@ -27,6 +28,7 @@ class Node:
     client_id: str
     state_dir: Path
     data_dir: Path | None = None
+    data: str | None = None
     path: Path | None = None
     device: str = "cpu"
 
@@ -41,10 +43,13 @@ class Node:
                 'node-config: state-dir is missing: state-dir="/var/lib/goldfish" or so, a folder '
                 "that outlives restarts."
             )
+        if "data" in config and "path" not in config:
+            raise ConfigError(f"node-config: data={config['data']!r} needs path, where it lies.")
         return cls(
             _client_id(config),
             Path(str(config["state-dir"])),
             None if "data-dir" not in config else Path(str(config["data-dir"])),
+            None if "data" not in config else str(config["data"]),
             None if "path" not in config else Path(str(config["path"])),
             str(config.get("device", "cpu")),
         )

@@ -70,7 +70,7 @@ def store_id(path: Path) -> str:
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(path / DATABASE, timeout=60, isolation_level=None)
         db.executescript(f"PRAGMA synchronous = FULL; {_TABLES}")
         schema = _about(db, "schema", str(SCHEMA))
@@ -118,7 +118,8 @@ class ClientStore:
 
     def __enter__(self) -> Self:
         try:
-            self._files.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._files.mkdir(exist_ok=True)
             self._lock = (self.path / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError as error:

@@ -15,18 +15,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from goldfish import errors
+from goldfish.data.sources import ENVIRONMENT_VARIABLE
 from goldfish.errors import ConfigError, GoldfishError, StoreError
-from goldfish.experiments.config import Config
+from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.runner import Progress, check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower_app.app_folder import write_app_folder
 from goldfish.flower_app.progress import LOG, read_lines
-from goldfish.store import RunDirectory, write_whole
+from goldfish.store import CONFIG, RunDirectory, write_whole
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
 CONNECTION = "goldfish"
@@ -65,13 +67,16 @@ def run_on_flower(
             '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
         )
     check_experiment(config, machine)
+    if resume:
+        _adopt_settings(config, out)
     RunDirectory.open(out, config.to_toml(), resume=resume)
+    data_dir = machine.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
         submission = Submission(Path(temporary), config.flower, out)
         submission.start(
             {
                 "run-dir": str(out.resolve()),
-                "data-dir": "" if machine.data_dir is None else str(machine.data_dir.resolve()),
+                "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
                 "device": machine.device,
                 "threads": machine.threads or 1,
             }
@@ -80,6 +85,13 @@ def run_on_flower(
             yield from submission.follow()
         finally:
             submission.stop()
+
+
+def _adopt_settings(config: Config, out: Path) -> None:
+    """Let an interrupted run go on with another [flower] table, on which no result depends."""
+    written = out / CONFIG
+    if written.exists() and replace(load_config(written), flower=config.flower) == config:
+        write_whole(written, config.to_toml())
 
 
 class Submission:
