@@ -59,7 +59,7 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
         assert len(deployment.superlink.nodes()) == 3
         case.finish(case.start("--set", both, "--set", short))
     assert "retrain" in case.said
-    said = {name: child.last_words(40) for name, child in refused.items()}
+    said = {name: child.said() for name, child in refused.items()}
     assert "All SuperNodes must be registered" in said["no key"]
     assert "Failed to activate SuperNode" in said["a wrong key"]
     assert "CERTIFICATE_VERIFY_FAILED" in said["no authority"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ CONNECTION = "goldfish"
 """The name of the SuperLink in the Flower configuration that a deployment writes."""
 START_SECONDS = 90.0
 """How long a SuperLink or a node may take to come up; some seconds are usual."""
+ADMITTED = re.compile(r"SuperNode ID: (\d+)")
+"""What a node says when the SuperLink has let it in."""
 STILL_TAKEN = "[code: 2004]"
 """What Flower says to a node whose key it believes to be online already."""
 
@@ -146,26 +149,25 @@ class Deployment:
         child.start(() if self._lock is None else (self._lock,))
         return child
 
-    def wait_online(self, count: int | None = None, seconds: float = START_SECONDS) -> None:
-        """Wait until ``count`` nodes (by default all) are online.
+    def wait_online(self, seconds: float = START_SECONDS) -> None:
+        """Wait until all nodes are online.
 
         A SuperLink takes a node that was killed for online until its heartbeat is overdue, and
         turns the same key away until then: such a node is started again.
         """
-        wanted = self.nodes if count is None else count
         end = time.monotonic() + seconds
-        while (online := self._count_online()) < wanted:
+        while missing := self._offline():
             waiting = time.monotonic() < end
-            for child in self._node_children():
-                if child.process is None or child.running:
+            for child in missing:
+                if child.running:
                     continue
-                if STILL_TAKEN not in child.last_words(20) or not waiting:
+                if STILL_TAKEN not in child.said() or not waiting:
                     raise child.ended()
                 self.start_child(child.name)
             if not waiting:
                 raise DeploymentError(
-                    f"Only {online} of {wanted} nodes are online after {seconds:g} seconds. "
-                    f"Their logs are in {self.logs}."
+                    f"{', '.join(child.name for child in missing)}: not online after {seconds:g} "
+                    f"seconds. The logs are in {self.logs}."
                 )
             time.sleep(0.5)
 
@@ -210,8 +212,14 @@ class Deployment:
         os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
 
-    def _count_online(self) -> int:
-        return sum(node.status == "online" for node in self.superlink.nodes())
+    def _offline(self) -> list[Child]:
+        """Return the nodes that are not online, by the number that each was given this time."""
+        online = {str(node.id) for node in self.superlink.nodes() if node.status == "online"}
+        given = {child.name: ADMITTED.search(child.said()) for child in self._node_children()}
+        there = {name for name, number in given.items() if number and number[1] in online}
+        return [
+            child for child in self._node_children() if child.name not in there or not child.running
+        ]
 
     def _node_children(self) -> list[Child]:
         return [self.children[f"node-{number}"] for number in range(1, self.nodes + 1)]

@@ -80,11 +80,14 @@ class Child:
     environment: Mapping[str, str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
+    _begin: int = 0
+    """Where in the log its present life begins."""
 
     def start(self, inherited: Sequence[int] = ()) -> None:
         """Start it; the log is appended to. ``inherited`` are descriptors that it keeps open."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
+            self._begin = output.tell()
             self.process = self._popen(output, inherited)
 
     def _popen(self, output: IO[bytes], inherited: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -113,13 +116,16 @@ class Child:
         """Whether it was started and has not ended."""
         return self.process is not None and self.process.poll() is None
 
-    def last_words(self, lines: int = 8) -> str:
-        """Return the end of its log."""
+    def said(self) -> str:
+        """Return what it has written to its log since it was started last."""
         try:
-            text = self.log.read_text(errors="replace")
+            return self.log.read_bytes()[self._begin :].decode(errors="replace")
         except OSError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])
+
+    def last_words(self, lines: int = 8) -> str:
+        """Return the end of what it said."""
+        return "\n".join(self.said().splitlines()[-lines:])
 
     def ended(self) -> DeploymentError:
         """Return the error that says that it ended on its own."""
