@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,27 @@ def test_only_the_flower_engine_imports_flower() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True False"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["init", "app"], ["keys", "keys"], ["up"], ["doctor"]],
+    ids=lambda command: command[0],
+)
+def test_commands_for_flower_say_what_to_install(command: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['flwr'] = None\n"
+        "from goldfish.cli import main\n"
+        f"sys.argv = ['goldfish', 'flower', *{command}]\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'goldfish-fl[flower]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_public_name_is_there() -> None:

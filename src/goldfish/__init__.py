@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from goldfish.errors import (
         ConfigError,
         DataError,
+        DeploymentError,
         DivergenceError,
         GoldfishError,
         QuorumError,
@@ -29,6 +30,7 @@ _HOMES = {
     "ConfigError": "goldfish.errors",
     "DataError": "goldfish.errors",
     "DeletionRequest": "goldfish.types",
+    "DeploymentError": "goldfish.errors",
     "DivergenceError": "goldfish.errors",
     "GoldfishError": "goldfish.errors",
     "InProcess": "goldfish.federation",
@@ -49,6 +51,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DeletionRequest",
+    "DeploymentError",
     "DivergenceError",
     "GoldfishError",
     "InProcess",

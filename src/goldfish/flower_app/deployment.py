@@ -14,15 +14,15 @@ from types import TracebackType
 from typing import Self
 
 from goldfish.errors import ConfigError, DeploymentError, StoreError
+from goldfish.federation.settings import FlowerSettings
 from goldfish.flower_app.keys import Keys, check_node_key, check_server
 from goldfish.flower_app.processes import Child, executable, free_ports, is_free, stop
+from goldfish.flower_app.submit import QUIET, connection
 from goldfish.flower_app.superlink import SuperLink
 from goldfish.store import write_whole
 from goldfish.types import Scalar
 
 HOST = "127.0.0.1"
-CONNECTION = "goldfish"
-"""The name of the SuperLink in the Flower configuration that a deployment writes."""
 START_SECONDS = 90.0
 """How long a SuperLink or a node may take to come up; some seconds are usual."""
 ADMITTED = re.compile(r"SuperNode ID: (\d+)")
@@ -30,14 +30,8 @@ ADMITTED = re.compile(r"SuperNode ID: (\d+)")
 STILL_TAKEN = "[code: 2004]"
 """What Flower says to a node whose key it believes to be online already."""
 
-QUIET: Mapping[str, str] = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    # A second between two looks for work is half of what a small round takes.
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
-}
-"""Flower phones nobody and installs nothing; it looks for work often."""
+LOOK_EVERY = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+"""Seconds between two looks for work; Flower's own is 1, which every round would wait for."""
 
 
 class Deployment:
@@ -117,7 +111,8 @@ class Deployment:
     def start(self) -> None:
         """Start everything, and wait until all nodes are online."""
         self._claim_folder()
-        write_whole(self.folder / "flwr" / "config.toml", self._flower_config())
+        settings = FlowerSettings.parse(self.settings)
+        write_whole(self.folder / "flwr" / "config.toml", connection(settings))
         self.start_superlink()
         if self.keys is not None:
             numbers = range(1, self.nodes + 1)
@@ -291,18 +286,7 @@ class Deployment:
     def _environment(self, home: Path) -> dict[str, str]:
         """Return the environment of a child: a Flower home of its own, commands on the PATH."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
-
-    def _flower_config(self) -> str:
-        trust = (
-            "insecure = true"
-            if self.keys is None
-            else f"root-certificates = {json.dumps(str(self.keys.authority))}"
-        )
-        return (
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n'
-            f'[superlink.{CONNECTION}]\naddress = "{self.superlink.address}"\n{trust}\n'
-        )
+        return {**os.environ, **QUIET, **LOOK_EVERY, "FLWR_HOME": str(home), "PATH": path}
 
 
 def _options(files: Mapping[str, Path]) -> list[str]:
