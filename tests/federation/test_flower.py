@@ -72,6 +72,23 @@ def test_every_method_gives_the_same_bits_on_both_engines(
     assert flower == here
 
 
+@pytest.mark.parametrize("mode", ["shared", "isolated"])
+def test_later_requests_and_a_share_of_the_clients_give_the_same_bits(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, mode: str
+) -> None:
+    """The second stage starts from what the first left with the clients, those that took part."""
+    config = make_config(
+        training={"participation": 0.6, "shards": 2, "shard_mode": mode, "local_epochs": 2},
+        deletion={"rate": 0.1, "then": [{"clients": ["client-2"], "after": 2}]},
+        unlearning={"methods": ["goldfish", "retrain", "sisa"], "rounds": 3},
+    )
+    run_on(grid, config, tmp_path / "flower")
+    in_process(config, tmp_path / "here")
+    here = models_of(tmp_path / "here")
+    assert {"goldfish", "goldfish.2", "sisa.2"} <= set(here)
+    assert models_of(tmp_path / "flower") == here
+
+
 def carried_out(state_dir: Path) -> list[tuple[str, int, str]]:
     """Return the steps that a client did, from its own list."""
     with contextlib.closing(sqlite3.connect(state_dir / "client.sqlite")) as database:
@@ -252,6 +269,25 @@ def test_two_nodes_that_claim_one_client_are_refused_in_words(
     grid.nodes[12] |= {"partition-id": 1}
     with pytest.raises(ConfigError, match=r"the nodes 11 and 12 both say that they are client-2"):
         run_on(grid, make_config(), tmp_path / "out")
+
+
+def test_a_node_that_was_mended_takes_part_in_the_next_round(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A node with a key keeps its number when it is started again with other settings."""
+    right = dict(grid.nodes[12])
+    grid.nodes[12] |= {"colour": "blue"}
+
+    def mend(message: Any) -> Any:
+        if message.metadata.message_type.startswith("train."):
+            grid.nodes[12] = right
+        return grid.carry_out(message)
+
+    grid.faults[10] = mend
+    run_on(grid, make_config(unlearning=ONE_METHOD), tmp_path / "out")
+    (failure,) = failures_of(tmp_path / "out")
+    assert (failure["client_id"], failure["error"]) == ("client-3", "NotConnected")
+    assert "one node is no client: node-config: unknown 'colour'" in failure["cause"]
 
 
 def test_another_version_is_refused_in_words(

@@ -67,8 +67,8 @@ class FlowerFederation:
     """A federation whose clients are the nodes of a Flower grid.
 
     ``setups`` says for each client how it builds its data and model; ``run_id`` names what clients
-    keep of this run on their own disks. A node tells by itself which client it is, so nodes may
-    come, go, and come back under another number.
+    keep of this run on their own disks, and a second training needs another one. A node tells by
+    itself which client it is, so nodes may come, go, and come back under another number.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class FlowerFederation:
         self.model = model
         self.threads = threads
         self.bytes_on_wire = 0
-        """Bytes of all messages so far, both ways, as Flower writes them."""
+        """Bytes of all messages so far, both ways."""
         self._grid = grid
         self._setups = dict(setups)
         self._run_id = run_id
@@ -115,6 +115,8 @@ class FlowerFederation:
             for task in tasks
         ]
         self._looked = 0.0
+        known = self._nodes.items()  # a node that was no client may have been mended since
+        self._nodes = {node: who for node, who in known if isinstance(who, wire.Identity)}
         while waiting := [job for job in jobs if job.outcome is None]:
             self._look_for_nodes()
             self._follow([job for job in waiting if job.message is not None])
