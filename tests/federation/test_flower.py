@@ -244,6 +244,19 @@ def test_a_client_that_is_not_there_is_a_failure_down_to_the_quorum(
         run_on(grid, make_config(training={"quorum": 1.0}), tmp_path / "quorum")
 
 
+def test_a_client_that_stays_away_is_waited_for_once(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """One that is away for a day must not cost every round of that day its patience."""
+    del grid.nodes[12]
+    run_on(grid, make_config(unlearning=ONE_METHOD, flower={"patience": 2.0}), tmp_path / "out")
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    first, *others = [json.loads(line)["seconds"] for line in lines]
+    assert first >= 2.0
+    assert len(others) == 4
+    assert max(others) < 2.0
+
+
 def test_a_client_that_comes_back_as_another_node_is_found(
     grid: Any, make_config: MakeConfig, tmp_path: Path
 ) -> None:

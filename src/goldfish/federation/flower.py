@@ -49,8 +49,6 @@ class _Job:
     tries: int = 0
     wanted: set[str] = field(default_factory=set)
     """What the client said it does not have."""
-    alone_since: float | None = None
-    """Since when no node is this client; None when there is one."""
     lost: str = ""
     """What went wrong with the last try."""
     outcome: Update | Failure | None = None
@@ -94,6 +92,8 @@ class FlowerFederation:
         self._nodes: dict[int, wire.Identity | wire.Failed] = {}
         self._asked: dict[str, int] = {}
         self._looked = 0.0
+        self._missed: dict[str, float] = {}
+        """Since when no node is this client, for those that are not there."""
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
 
@@ -177,8 +177,9 @@ class FlowerFederation:
         for job in jobs:
             node = self._node_of(job)
             if node is None:
-                job.alone_since = job.alone_since or now
+                self._missed.setdefault(job.client_id, now)
                 continue
+            self._missed.pop(job.client_id, None)
             holds = self._holds[job.client_id]
             needed = {job.order.setup_digest, *job.order.constants.values()}
             content = wire.encode_order(job.order, (needed - holds) | job.wanted)
@@ -186,7 +187,7 @@ class FlowerFederation:
             left = max(job.deadline - now, self._settings.poll)
             kind = f"train.{wire.action(job.order.task.step)}"
             job.message = self._push(content, node, kind, left)
-            job.node, job.alone_since = node, None
+            job.node = node
 
     def _node_of(self, job: _Job) -> int | None:
         """Return the node that is a job's client; two different ones are an error in the end."""
@@ -283,12 +284,18 @@ class FlowerFederation:
         for job in jobs:
             if job.deadline and now >= job.deadline:
                 job.fail("Timeout", f"no answer within {self._settings.timeout:g} s")
-            elif (
-                job.alone_since is not None
-                and now - job.alone_since >= self._settings.patience
-                and self._node_of(job) is None
-            ):
+            elif job.message is None and self._out_of_patience(job, now):
                 self._fail_alone(job)
+
+    def _out_of_patience(self, job: _Job, now: float) -> bool:
+        """Tell whether a client has been missed for too long, in this round or since before it.
+
+        A node that is there and has not said yet who it is may be the one.
+        """
+        if self._node_of(job) is not None:
+            return False
+        since = job.began if self._asked else self._missed.get(job.client_id, now)
+        return now - since >= self._settings.patience
 
     def _fail_alone(self, job: _Job) -> None:
         """Say why there is no node to send the order to."""

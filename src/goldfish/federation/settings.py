@@ -21,7 +21,7 @@ class FlowerSettings(Settings):
     timeout: Positive = 600.0
     """Seconds that a client has for a task; then the round goes on without it."""
     patience: NonNegative = 60.0
-    """Seconds that a round waits for a client that is not connected."""
+    """Seconds to wait for a client that is not connected, from when it was first missed."""
     retries: Annotated[int, Field(ge=0)] = 2
     """How often a task is sent again after its node was lost or its process died."""
     poll: Positive = 0.2
