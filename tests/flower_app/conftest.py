@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +155,14 @@ class Trial:
         """What the runs printed so far."""
         return self._output.read_text()
 
+    def wait_until(self, holds: Callable[[], object], run: subprocess.Popen[bytes]) -> None:
+        """Wait until something holds, while the run goes on."""
+        end = time.monotonic() + 2 * LIMIT
+        while not holds():
+            assert run.poll() is None, self.said + self.logs()
+            assert time.monotonic() < end, "it did not happen in time\n" + self.logs()
+            time.sleep(0.05)
+
     def logs(self) -> str:
         """Return the ends of all logs, for a test that failed."""
         children = self.deployment.children.values()
@@ -185,7 +195,17 @@ class Trial:
 
 
 @pytest.fixture
-def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Trial]]:
+def alone() -> Iterator[None]:
+    """Let one test with a whole deployment run at a time: together they crowd each other out."""
+    with (Path(tempfile.gettempdir()) / "goldfish-deployment-test.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def trial(
+    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Trial]]:
     """Return a function that makes a trial; its processes end with the test."""
     (tmp_path / "fragile.py").write_text(FRAGILE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -10,25 +10,24 @@ from typing import Any
 
 import torch
 
-Eventually = Callable[[Callable[[], object]], None]
 ProcessesOf = Callable[[Path], dict[int, str]]
 GONE = {"Timeout", "NodeUnavailable", "MessageLost"}
 """How a node that does not answer any more is reported: it depends on who notices first."""
 
 
 def test_a_round_survives_a_killed_node_and_a_client_that_raises(
-    trial: Callable[..., Any], eventually: Eventually
+    trial: Callable[..., Any],
 ) -> None:
     """The first round has one client left; the others are reported, and are back later."""
     case = trial()
     with case.deployment as deployment:
         case.flag(2, "hold").touch()
         case.flag(3, "fail").touch()
-        run = case.start("--set", "flower.timeout=40", "--set", "unlearning.rounds=1")
+        run = case.start("--set", "flower.timeout=60", "--set", "unlearning.rounds=1")
         try:
-            eventually(lambda: case.flag(2, "held").exists() or run.poll() is not None)
+            case.wait_until(case.flag(2, "held").exists, run)
             deployment.children["node-2"].kill()
-            eventually(lambda: case.rounds("origin") or run.poll() is not None)
+            case.wait_until(lambda: case.rounds("origin"), run)
             case.flag(2, "hold").unlink()
             case.flag(3, "fail").unlink()
             deployment.start_child("node-2")
@@ -48,7 +47,7 @@ def test_a_round_survives_a_killed_node_and_a_client_that_raises(
 
 
 def test_a_restarted_superlink_and_server_app_change_nothing(
-    trial: Callable[..., Any], eventually: Eventually, processes_of: ProcessesOf
+    trial: Callable[..., Any], processes_of: ProcessesOf
 ) -> None:
     """One is killed while training, the other while unlearning; the parameters stay the same."""
     case = trial()
@@ -56,20 +55,20 @@ def test_a_restarted_superlink_and_server_app_change_nothing(
         case.flag(1, "hold").touch()
         run = case.start("--set", "unlearning.rounds=1")
         try:
-            eventually(lambda: case.flag(1, "held").exists() or run.poll() is not None)
+            case.wait_until(case.flag(1, "held").exists, run)
             deployment.children["superlink"].kill()
             deployment.start_superlink()
             case.flag(1, "hold").unlink()
-            eventually(lambda: len(case.rounds("origin")) == 2 or run.poll() is not None)
+            case.wait_until(lambda: len(case.rounds("origin")) == 2, run)
             case.flag(2, "hold").touch()
-            eventually(lambda: case.flag(2, "held").exists() or run.poll() is not None)
+            case.wait_until(case.flag(2, "held").exists, run)
             servers = [
                 pid for pid, words in processes_of(case.folder).items() if "flwr-serverapp" in words
             ]
             assert len(servers) == 1
             os.kill(servers[0], signal.SIGKILL)
             case.flag(2, "hold").unlink()
-            assert run.wait(60) != 0
+            assert run.wait(120) != 0
             assert "--resume" in case.said
             case.finish(case.start())
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
     trial: Callable[..., Any], tmp_path: Path, eventually: Eventually
 ) -> None:
     """Train, delete samples of one client, unlearn by two methods, evaluate: as in one process."""
-    began = time.monotonic()
     keys = make_keys(tmp_path / "keys", 4)
     other = make_keys(tmp_path / "other", 1)
     case = trial(keys=keys.folder)
@@ -72,4 +70,3 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
         for name, value in model.items():
             torch.testing.assert_close(models[phase][name], value, rtol=0, atol=1e-6)
     assert case.rounds("goldfish")[-1]["accuracy"] > 50
-    assert time.monotonic() - began < 120

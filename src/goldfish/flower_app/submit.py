@@ -166,7 +166,7 @@ class Submission:
     def _going(self) -> bool:
         """Ask the SuperLink whether the run is still going (its log ends when it restarts)."""
         listed = self._ask("list", CONNECTION, "--run-id", str(self._run), "--format", "json")
-        return listed.returncode != 0 or '"finished' not in listed.stdout
+        return listed.returncode != 0 or '"finished:' not in listed.stdout
 
     def _find_run(self) -> None:
         text = (self._out / FLOWER_LOG).read_text(errors="replace")
