@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys, goldfish.cli\n"
         "from typer.testing import CliRunner\n"
         "assert CliRunner().invoke(goldfish.cli.app, ['--help']).exit_code == 0\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pydantic', 'PIL'}\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pydantic', 'PIL', 'flwr'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -23,9 +24,41 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_importing_the_library_imports_nothing_heavy() -> None:
-    code = "import sys, goldfish; print('torch' in sys.modules)"
+    code = "import sys, goldfish; print({'torch', 'flwr'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "set()"
+
+
+def test_only_the_flower_engine_imports_flower() -> None:
+    code = (
+        "import sys, goldfish\n"
+        "for name in goldfish.__all__: getattr(goldfish, name)\n"
+        "import goldfish.experiments.runner, goldfish.flower_app.submit, goldfish.report\n"
+        "print('torch' in sys.modules, 'flwr' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True False"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["init", "app"], ["keys", "keys"], ["up"], ["doctor"]],
+    ids=lambda command: command[0],
+)
+def test_commands_for_flower_say_what_to_install(command: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['flwr'] = None\n"
+        "from goldfish.cli import main\n"
+        f"sys.argv = ['goldfish', 'flower', *{command}]\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "pip install 'goldfish-fl[flower]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_public_name_is_there() -> None:

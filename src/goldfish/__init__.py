@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from goldfish.errors import (
         ConfigError,
         DataError,
+        DeploymentError,
         DivergenceError,
         GoldfishError,
         QuorumError,
         StoreError,
+        WireError,
     )
     from goldfish.federation import InProcess
     from goldfish.methods import METHODS, Method
@@ -28,6 +30,7 @@ _HOMES = {
     "ConfigError": "goldfish.errors",
     "DataError": "goldfish.errors",
     "DeletionRequest": "goldfish.types",
+    "DeploymentError": "goldfish.errors",
     "DivergenceError": "goldfish.errors",
     "GoldfishError": "goldfish.errors",
     "InProcess": "goldfish.federation",
@@ -37,6 +40,7 @@ _HOMES = {
     "StoreError": "goldfish.errors",
     "Trained": "goldfish.workflow",
     "Unlearned": "goldfish.workflow",
+    "WireError": "goldfish.errors",
     "train": "goldfish.workflow",
     "unlearn": "goldfish.workflow",
 }
@@ -47,6 +51,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DeletionRequest",
+    "DeploymentError",
     "DivergenceError",
     "GoldfishError",
     "InProcess",
@@ -55,6 +60,7 @@ __all__ = [
     "StoreError",
     "Trained",
     "Unlearned",
+    "WireError",
     "train",
     "unlearn",
 ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from goldfish.experiments.config import Config
+    from goldfish.experiments.runner import Progress as Step
     from goldfish.experiments.scenario import Machine
 
 INTERRUPTED = 130
@@ -36,6 +40,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Datasets: what is there, and how to get what is missing.")
 app.add_typer(data_app, name="data", no_args_is_help=True)
+flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
+app.add_typer(flower_app, name="flower", no_args_is_help=True)
 console = Console()
 
 
@@ -199,6 +205,113 @@ def data_fetch(
     console.print(f"{name} is complete in {resolve_data_dir(data_dir, name)}.")
 
 
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="How many nodes (clients).")]
+Secure = Annotated[
+    Path | None,
+    typer.Option("--secure", metavar="DIR", help="Keys of 'goldfish flower keys': TLS, node keys."),
+]
+StateDir = Annotated[
+    Path, typer.Option("--state-dir", help="Where server and nodes keep their state and logs.")
+]
+FLOWER_STATE = Path("runs/flower")
+FLOWER_PORT = 9093
+
+
+@flower_app.command("init")
+def flower_init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")],
+) -> None:
+    """Write a small app folder: what Flower loads, and a configuration to begin with."""
+    _need_flower()
+    from goldfish.flower_app.folder import write_app
+
+    for path in write_app(folder):
+        console.print(path, highlight=False, markup=False, soft_wrap=True)
+
+
+@flower_app.command("keys")
+def flower_keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")],
+    nodes: Nodes = 3,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Name or address by which nodes reach the SuperLink."),
+    ] = None,
+) -> None:
+    """Make a certificate authority, the SuperLink's certificate and a key pair for each node."""
+    _need_flower()
+    from goldfish.flower_app.keys import make_keys
+
+    keys = make_keys(folder, nodes, host or ())
+    console.print(
+        f"Keys for {nodes} nodes are in {folder}. Each host gets only its own files "
+        f"(docs/flower.md); {keys.authority_key.name} stays on none of them.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+@flower_app.command("up")
+def flower_up(
+    nodes: Nodes = 3,
+    secure: Secure = None,
+    data_dir: DataDir = None,
+    state_dir: StateDir = FLOWER_STATE,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="The SuperLink's port.")
+    ] = FLOWER_PORT,
+) -> None:
+    """Start a SuperLink and nodes on this machine, until Ctrl-C."""
+    _need_flower()
+    from goldfish.flower_app.deployment import Deployment
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        console.print(f"Starting a SuperLink and {nodes} nodes ...")
+        with Deployment(state_dir, nodes, keys=secure, data_dir=data_dir, port=port) as deployment:
+            settings = {f"flower.{k}": v for k, v in deployment.settings.items()}
+            options = "".join(
+                f" --set {k}={str(v).lower() if isinstance(v, bool) else v}"
+                for k, v in settings.items()
+            )
+            for line in (
+                f"The SuperLink listens on {deployment.superlink.address}; {nodes} nodes are "
+                f"online. Logs: {deployment.logs}",
+                "In another terminal, run an experiment on it:",
+                f"  goldfish run CONFIG.toml --set engine=flower{options}",
+                "Ctrl-C ends it all; what server and nodes keep stays.",
+            ):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+            deployment.watch()
+    except KeyboardInterrupt:
+        console.print("Ended.")
+
+
+@flower_app.command("doctor")
+def flower_doctor(
+    secure: Secure = None,
+    state_dir: StateDir = FLOWER_STATE,
+    superlink: Annotated[
+        str | None, typer.Option("--superlink", metavar="HOST:PORT", help="Must answer.")
+    ] = None,
+    port: Annotated[
+        list[int] | None, typer.Option("--port", min=1, max=65535, help="Must be free.")
+    ] = None,
+) -> None:
+    """Check an installation, and say of each problem what to do."""
+    _need_flower()
+    from goldfish.flower_app.doctor import Checkup, examine
+
+    healthy = True
+    for finding in examine(Checkup(state_dir, secure, superlink, tuple(port or ()))):
+        healthy &= finding.ok
+        mark = "[green]ok[/]     " if finding.ok else "[red]problem[/]"
+        console.print(f"{mark} {escape(f'{finding.check}: {finding.detail}')}", soft_wrap=True)
+    if not healthy:
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
     sys.path.insert(0, "")  # a model of one's own may lie in the current folder
@@ -223,7 +336,12 @@ def _run(
     from goldfish.experiments.runner import run_experiment
     from goldfish.experiments.seeds import run_seeds
 
-    repeat = run_experiment if seeds == 1 else partial(run_seeds, count=seeds)
+    once: Callable[..., Iterator[Step]] = run_experiment
+    if config.engine == "flower":
+        from goldfish.flower_app.submit import run_on_flower
+
+        once = run_on_flower
+    repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
     columns = (
         TextColumn("{task.description:<10}"),
@@ -253,9 +371,16 @@ def _run(
         again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
         console.print(f"Interrupted. Finished rounds are kept; go on with: {again}")
         sys.stdout.flush()
+        if config.engine == "flower":
+            steps.close()  # type: ignore[attr-defined]
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)
     _print_result(out)
+
+
+def _need_flower() -> None:
+    if find_spec("flwr") is None:
+        raise ConfigError("Flower is not installed. Run: pip install 'goldfish-fl[flower]'")
 
 
 def _resolve(device: Device) -> str:

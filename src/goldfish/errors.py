@@ -3,9 +3,11 @@
 GoldfishError
 ├── ConfigError        a setting or an argument is wrong
 ├── DataError          a dataset, a file or a sample id is missing or broken
+├── DeploymentError    a process of a Flower deployment does not start, answer or go on
 ├── DivergenceError    training left the finite numbers
 ├── QuorumError        too few clients answered a round
-└── StoreError         a run directory or a checkpoint cannot be used
+├── StoreError         a run directory or a checkpoint cannot be used
+└── WireError          a message between server and client makes no sense
 
 Messages say what is wrong, where, and what to do next.
 """
@@ -28,6 +30,10 @@ class DataError(GoldfishError):
     """A dataset, a file or a sample id is missing or broken."""
 
 
+class DeploymentError(GoldfishError):
+    """A process of a Flower deployment does not start, answer or go on."""
+
+
 class DivergenceError(GoldfishError):
     """Training left the finite numbers."""
 
@@ -38,6 +44,10 @@ class QuorumError(GoldfishError):
 
 class StoreError(GoldfishError):
     """A run directory or a checkpoint cannot be used."""
+
+
+class WireError(GoldfishError):
+    """A message between server and client makes no sense."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -71,8 +71,8 @@ class ClientState:
     """
 
     def __init__(self, arrays: Mapping[str, Params] | None = None) -> None:
-        self.arrays: dict[str, Params] = dict(arrays or {})
-        self.cache: dict[str, tuple[str, Tensor]] = {}
+        self.arrays: MutableMapping[str, Params] = dict(arrays or {})
+        self.cache: MutableMapping[str, tuple[str, Tensor]] = {}
         """What can be computed again: for each key a fingerprint of its inputs, and the value."""
 
 
@@ -195,3 +195,6 @@ class Federation(Protocol):
 
     def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
         """Put back what :meth:`states` returned."""
+
+    def bytes_kept(self, phase: str) -> int:
+        """Return how many bytes the clients keep under the name of a phase, wherever they are."""

@@ -20,7 +20,6 @@ from goldfish.errors import ConfigError, unknown
 from goldfish.evaluation import Cost, Scores, round_cost, score
 from goldfish.methods import Method, Plan, method_named, ordinary, refuse_unhandled
 from goldfish.models import fresh_params
-from goldfish.params import num_bytes
 from goldfish.training import LocalWorkspace, Settings, TrainingSettings, predict
 from goldfish.types import (
     DeletionRequest,
@@ -291,12 +290,6 @@ def states_of(federation: Federation, phase: str) -> States:
     }
 
 
-def bytes_kept(federation: Federation, phase: str) -> int:
-    """Return how many bytes the clients keep under the name of a phase."""
-    kept = states_of(federation, phase).values()
-    return sum(num_bytes(params) for own in kept for params in own.values())
-
-
 def _collect(
     plan: Plan,
     rounds: Iterator[Round],
@@ -314,7 +307,7 @@ def _collect(
         if this.index in kept:
             history[this.index] = HistoryEntry(this.index, params, this.updates)
         params, memo = this.params, this.memo
-        cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
+        cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
         scores = None
         if test is not None:
             logits = predict(workspace.load("test", params), test)

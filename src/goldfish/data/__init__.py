@@ -9,7 +9,7 @@ from goldfish.data.augmentation import RandomCropFlip
 from goldfish.data.backdoor import Backdoor, poison, triggered_test
 from goldfish.data.examples import DatasetExamples, Subset, TensorExamples, as_examples
 from goldfish.data.partition import Partition
-from goldfish.data.sources import SOURCES, Availability, LabelledData, available, load
+from goldfish.data.sources import SOURCES, Availability, LabelledData, available, load, load_half
 
 __all__ = [
     "SOURCES",
@@ -25,6 +25,7 @@ __all__ = [
     "available",
     "fetch",
     "load",
+    "load_half",
     "partition",
     "poison",
     "removal",

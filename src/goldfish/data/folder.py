@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +37,36 @@ def read_image_folder(path: Path) -> tuple[RawSplit, RawSplit, tuple[str, ...]]:
             f"{path / 'test' / min(unknown_classes)}: this class has no folder in {path / 'train'}."
         )
     files = {split: _image_files(path / split) for split in ("train", "test")}
-    arrays = {file: _read_image(file) for split in files.values() for file in split}
-    first = files["train"][0]
+    stacked = _stack([file for split in files.values() for file in split])
+    place = len(files["train"])
+    train = _folder_split(stacked[:place], files["train"], class_names)
+    return train, _folder_split(stacked[place:], files["test"], class_names), class_names
+
+
+def read_image_folder_half(
+    path: Path, split: str, class_names: Sequence[str] | None = None
+) -> tuple[RawSplit, tuple[str, ...]]:
+    """Read ``path/SPLIT/CLASS/*`` alone; ``class_names`` are those of all machines, in order."""
+    own = _class_names(path / split)
+    names = own if class_names is None else tuple(class_names)
+    strange = sorted(set(own) - set(names))
+    if strange:
+        raise DataError(
+            f"{path / split / strange[0]}: the federation has no such class, but {listed(names)}."
+        )
+    files = _image_files(path / split)
+    return _folder_split(_stack(files), files, names), names
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return some names in a row."""
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def _stack(files: Sequence[Path]) -> npt.NDArray[np.uint8]:
+    """Read images of one size into one array, ``[N, H, W, C]``."""
+    arrays = {file: _read_image(file) for file in files}
+    first = files[0]
     size = arrays[first].shape[:2]
     for file, array in arrays.items():
         if array.shape[:2] != size:
@@ -46,22 +75,34 @@ def read_image_folder(path: Path) -> tuple[RawSplit, RawSplit, tuple[str, ...]]:
                 "images need one size; resize them first."
             )
     channels = max(array.shape[2] for array in arrays.values())
+    return np.stack([np.broadcast_to(arrays[file], (*size, channels)) for file in files])
 
-    def build(split: str) -> RawSplit:
-        stacked = np.stack(
-            [np.broadcast_to(arrays[file], (*size, channels)) for file in files[split]]
-        )
-        return RawSplit(
-            torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))),
-            torch.tensor([class_names.index(file.parent.name) for file in files[split]]),
-            tuple(f"{file.parent.name}/{file.name}" for file in files[split]),
-        )
 
-    return build("train"), build("test"), class_names
+def _folder_split(
+    stacked: npt.NDArray[np.uint8], files: Sequence[Path], class_names: Sequence[str]
+) -> RawSplit:
+    return RawSplit(
+        torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))),
+        torch.tensor([class_names.index(file.parent.name) for file in files]),
+        tuple(f"{file.parent.name}/{file.name}" for file in files),
+    )
 
 
 def read_npz(path: Path) -> tuple[RawSplit, RawSplit]:
     """Read ``x_train``, ``y_train``, ``x_test``, ``y_test`` (and ``ids_train``) of an npz file."""
+    arrays = _npz_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
+    train, test = (_npz_split(path, arrays, split) for split in ("train", "test"))
+    if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
+        raise DataError(f"{path}: x_train and x_test differ in the shape or type of a sample.")
+    return train, test
+
+
+def read_npz_half(path: Path, split: str) -> RawSplit:
+    """Read ``x_SPLIT``, ``y_SPLIT`` (and ``ids_SPLIT``) of an npz file that may have no others."""
+    return _npz_split(path, _npz_arrays(path, (f"x_{split}", f"y_{split}")), split)
+
+
+def _npz_arrays(path: Path, needed: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
     try:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
@@ -70,15 +111,12 @@ def read_npz(path: Path) -> tuple[RawSplit, RawSplit]:
             arrays = {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be read as npz of plain arrays ({error}).") from error
-    missing = [name for name in ("x_train", "y_train", "x_test", "y_test") if name not in arrays]
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise DataError(
             f"{path}: {', '.join(missing)} missing; it has {', '.join(arrays) or 'nothing'}."
         )
-    train, test = (_npz_split(path, arrays, split) for split in ("train", "test"))
-    if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
-        raise DataError(f"{path}: x_train and x_test differ in the shape or type of a sample.")
-    return train, test
+    return arrays
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

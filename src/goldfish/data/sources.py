@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,27 @@ def load(name: str, data_dir: Path | None = None, *, path: Path | None = None) -
     if name == "digits":
         return _load_digits()
     return _PUBLISHED[name](name, resolve_data_dir(data_dir, name))
+
+
+def load_half(
+    name: str, path: Path, split: Literal["train", "test"], class_names: Sequence[str] | None = None
+) -> tuple[TensorExamples, tuple[str, ...]]:
+    """Load one half of your own data, where the other half is on another machine.
+
+    Return it with the names of the classes: those given, which all machines share, or its own.
+    """
+    if name not in _FROM_PATH:
+        hint = f"Data of one's own is one of {', '.join(_FROM_PATH)}."
+        raise ConfigError(unknown("kind of data", name, _FROM_PATH, hint))
+    if name == "image-folder":
+        raw, names = folder.read_image_folder_half(path, split, class_names)
+        return _own(raw), names
+    raw = folder.read_npz_half(path, split)
+    most = int(raw.labels.max())
+    names = tuple(class_names or (str(label) for label in range(most + 1)))
+    if most >= len(names):
+        raise DataError(f"{path}: has the label {most}, but the federation {len(names)} classes.")
+    return _own(raw), names
 
 
 def available(data_dir: Path | None = None) -> list[Availability]:

@@ -7,14 +7,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from goldfish.errors import ConfigError, unknown
+from goldfish.federation.settings import FlowerSettings
 from goldfish.methods import METHODS, method_named
 from goldfish.training import Count, Positive, Settings, TrainingSettings
 from goldfish.types import Scalar
+
+EngineName: TypeAlias = Literal["in-process", "flower"]
 
 DEMO = Path(__file__).parent / "presets" / "demo.toml"
 """The configuration of ``goldfish demo``."""
@@ -35,11 +38,22 @@ class DataSettings(Settings):
     """Concentration of the Dirichlet label skew: the smaller, the more skewed."""
     manifest: str | None = None
     """With partition = "explicit": a partition.json of another run, or one of your own."""
+    members: Annotated[list[str], Field(min_length=1)] | None = None
+    """Clients with data of their own on their nodes; name and path are the server's test set."""
 
     @model_validator(mode="after")
     def _explicit_has_manifest(self) -> Self:
         if (self.partition == "explicit") != (self.manifest is not None):
             raise ValueError('partition = "explicit" and manifest belong together: give both')
+        return self
+
+    @model_validator(mode="after")
+    def _members_are_names(self) -> Self:
+        names = self.members or []
+        if len(set(names)) < len(names) or any(len(name.split()) != 1 for name in names):
+            raise ValueError("members are different names, each without spaces")
+        if names and self.manifest is not None:
+            raise ValueError("members have data of their own, which no manifest divides")
         return self
 
 
@@ -62,7 +76,7 @@ class Selection(Settings):
     class_label: Annotated[int, Field(ge=0)] | None = None
     """A class that every client removes."""
     samples: str | None = None
-    """A file with one sample id a line."""
+    """A file with one sample id a line; with data.members, a client's id and a space before it."""
 
     @model_validator(mode="after")
     def _one_selection(self) -> Self:
@@ -130,6 +144,8 @@ class _Tables(Settings):
     """The configuration without the tables of the methods."""
 
     seed: Annotated[int, Field(ge=0)] = 0
+    engine: EngineName = "in-process"
+    flower: FlowerSettings = FlowerSettings()
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
@@ -149,6 +165,9 @@ class Config:
     unlearning: UnlearningSettings
     methods: Mapping[str, Settings]
     """The settings of each listed method."""
+    engine: EngineName
+    """What runs the clients: threads of this process, or the nodes of a Flower federation."""
+    flower: FlowerSettings
 
     @property
     def unlearning_training(self) -> TrainingSettings:
@@ -161,6 +180,9 @@ class Config:
         """Return everything as plain values, in the shape of the TOML file."""
         tables = ("data", "model", "training", "deletion", "unlearning")
         values: dict[str, Any] = {"seed": self.seed}
+        if self.engine == "flower":
+            values["engine"] = self.engine
+            values["flower"] = self.flower.model_dump(exclude_none=True)
         values |= {name: getattr(self, name).model_dump(exclude_none=True) for name in tables}
         for name, settings in self.methods.items():
             values["unlearning"][name] = settings.model_dump(exclude_none=True)
@@ -212,6 +234,8 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         tables.deletion,
         tables.unlearning,
         methods,
+        tables.engine,
+        tables.flower,
     )
 
 
@@ -235,6 +259,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _absolute(values: dict[str, Any], folder: Path) -> None:
     data, deletion = values.get("data"), values.get("deletion")
     places = [(data, "path"), (data, "manifest"), (deletion, "samples")]
+    places.append((values.get("flower"), "root_certificates"))
     if isinstance(deletion, dict) and isinstance(deletion.get("then"), list):
         places += [(entry, "samples") for entry in deletion["then"]]
     for entry, name in places:

@@ -25,6 +25,7 @@ from goldfish.evaluation import (
     welch,
 )
 from goldfish.experiments.config import Config
+from goldfish.experiments.engine import Engine
 from goldfish.experiments.quality import time_to_quality
 from goldfish.experiments.scenario import Scenario, select
 from goldfish.methods import deletion_kind
@@ -63,12 +64,11 @@ class Diverged:
 class Evaluator:
     """Measures models on the scenario's test data."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, device: str) -> None:
         self._scenario = scenario
-        clean = (~scenario.poisoned).nonzero().flatten()
-        ids = [scenario.removed.ids[position] for position in clean.tolist()]
-        self._clean_removed = select(scenario.removed, clean, ids) if ids else None
-        self._workspace = LocalWorkspace(scenario.federation.model, scenario.federation.device)
+        self._clean_removed = _without_trigger(scenario)
+        self.device = device
+        self._workspace = LocalWorkspace(scenario.model, device)
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
         """Return a model's logits."""
@@ -105,12 +105,17 @@ def collect_evidence(
     scenario: Scenario,
     outcomes: Mapping[str, Outcome | Diverged],
     evaluator: Evaluator,
+    engine: Engine,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of ``result.json`` and of ``samples.json``."""
     finished = {name: o.params for name, o in outcomes.items() if isinstance(o, Outcome)}
     on_test = {name: evaluator.logits(p, scenario.test) for name, p in finished.items()}
-    on_removed = {name: evaluator.logits(p, scenario.removed) for name, p in finished.items()}
-    labels = scenario.removed.labels.cpu()
+    removed = scenario.removed
+    on_removed: dict[str, Tensor] = {}
+    labels = torch.empty(0, dtype=torch.long)
+    if removed is not None:
+        on_removed = {name: evaluator.logits(p, removed) for name, p in finished.items()}
+        labels = removed.labels.cpu()
     finals = {name: evaluator.measure(params) for name, params in finished.items()}
     methods: dict[str, Any] = {}
     for name, outcome in outcomes.items():
@@ -140,15 +145,30 @@ def collect_evidence(
     result = {
         "schema": SCHEMA,
         "config": config.to_dict(),
-        "environment": _environment(scenario),
-        "partition": {
-            "digest": scenario.partition.digest,
-            "sizes": {c: len(ids) for c, ids in scenario.partition.clients.items()},
-        },
+        "environment": _environment(engine, evaluator.device),
+        "partition": _partition(scenario),
         "deletion": _deletion(scenario),
         "methods": methods,
     }
     return result, _samples(scenario, on_removed)
+
+
+def _without_trigger(scenario: Scenario) -> TensorExamples | None:
+    """Return the removed samples that carry no trigger, if there are any to be seen here."""
+    if scenario.removed is None:
+        return None
+    clean = (~scenario.poisoned).nonzero().flatten()
+    ids = [scenario.removed.ids[position] for position in clean.tolist()]
+    return select(scenario.removed, clean, ids) if ids else None
+
+
+def _partition(scenario: Scenario) -> dict[str, Any]:
+    if scenario.partition is None:
+        return {"digest": None, "sizes": {}}
+    return {
+        "digest": scenario.partition.digest,
+        "sizes": {c: len(ids) for c, ids in scenario.partition.clients.items()},
+    }
 
 
 def _add_time_to_quality(methods: dict[str, Any], retrained: Mapping[str, Any] | None) -> None:
@@ -204,8 +224,12 @@ def _cost(record: Mapping[str, Any]) -> Cost:
 
 
 def _deletion(scenario: Scenario) -> dict[str, Any]:
-    total = sum(len(ids) for ids in scenario.partition.clients.values())
     backdoor = scenario.backdoor
+    known: dict[str, Any] = dict.fromkeys(("removed_samples", "training_samples", "rate_percent"))
+    if scenario.partition is not None and scenario.removed is not None:
+        total = sum(len(ids) for ids in scenario.partition.clients.values())
+        removed = len(scenario.removed)
+        known = dict(zip(known, (removed, total, 100 * removed / total), strict=True))
     return {
         "requests": [
             {
@@ -215,19 +239,19 @@ def _deletion(scenario: Scenario) -> dict[str, Any]:
             }
             for r in scenario.requests
         ],
-        "removed_samples": len(scenario.removed),
-        "training_samples": total,
-        "rate_percent": 100 * len(scenario.removed) / total,
+        **known,
         "backdoor": None
         if backdoor is None
         else {"target": backdoor.target, "source": backdoor.source, "size": backdoor.size},
     }
 
 
-def _asked_for(request: DeletionRequest, scenario: Scenario) -> int:
-    """Return how many samples one request names."""
+def _asked_for(request: DeletionRequest, scenario: Scenario) -> int | None:
+    """Return how many samples one request names; None where only its client can tell."""
     if request.sample_ids is not None:
         return len(request.sample_ids)
+    if scenario.removed is None:
+        return None
     labels = [
         label
         for label, holder in zip(scenario.true_labels, scenario.holders, strict=True)
@@ -236,9 +260,7 @@ def _asked_for(request: DeletionRequest, scenario: Scenario) -> int:
     return len(labels) if request.class_label is None else labels.count(request.class_label)
 
 
-def _environment(scenario: Scenario) -> dict[str, Any]:
-    federation = scenario.federation
-    device = federation.device
+def _environment(engine: Engine, device: str) -> dict[str, Any]:
     return {
         "goldfish": __version__,
         "python": platform.python_version(),
@@ -247,25 +269,26 @@ def _environment(scenario: Scenario) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "threads": torch.get_num_threads(),
-        "workers": federation.workers,
-        "client_threads": federation.threads,
+        "workers": engine.workers,
+        "client_threads": engine.threads,
     }
 
 
 def _samples(scenario: Scenario, on_removed: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return a few removed samples, spread over all of them, with each model's prediction."""
-    count = len(scenario.removed)
+    removed = scenario.removed
+    count = 0 if removed is None else len(removed)
     shown = torch.linspace(0, count - 1, min(SAMPLES_SHOWN, count)).round().long().tolist()
     certainty = {name: logits.softmax(-1).max(-1) for name, logits in on_removed.items()}
     return {
         "class_names": list(scenario.class_names),
         "samples": [
             {
-                "id": scenario.removed.ids[i],
+                "id": removed.ids[i],
                 "client_id": scenario.holders[i],
-                "label": int(scenario.removed.labels[i]),
+                "label": int(removed.labels[i]),
                 "true_label": scenario.true_labels[i],
-                "png": _png(scenario.removed.images[i].cpu()),
+                "png": _png(removed.images[i].cpu()),
                 "predictions": {
                     name: {
                         "label": int(best.indices[i]),
@@ -275,6 +298,7 @@ def _samples(scenario: Scenario, on_removed: Mapping[str, Tensor]) -> dict[str, 
                 },
             }
             for i in shown
+            if removed is not None
         ],
     }
 

@@ -15,6 +15,7 @@ from goldfish.experiments.config import (
     ModelSettings,
     UnlearningSettings,
 )
+from goldfish.federation.settings import FlowerSettings
 from goldfish.methods import METHODS
 from goldfish.training import Settings, TrainingSettings
 
@@ -22,8 +23,9 @@ INTRODUCTION = """# Configuration
 
 A run is described by a TOML file; `goldfish run CONFIG.toml` reads it. Everything but
 `[deletion]` may be left out. `--set training.rounds=5` changes a setting from the command line, and
-`--seed N` the top-level `seed` (default 0), from which all randomness is derived. The run directory
-holds the complete configuration as `config.toml`.
+`--seed N` the top-level `seed` (default 0), from which all randomness is derived. The top-level
+`engine` is `"in-process"` (the default: all clients on this machine) or `"flower"` (clients are the
+nodes of a Flower federation). The run directory holds the complete configuration as `config.toml`.
 
 This page is written by `python -m goldfish.experiments.reference` from the settings themselves.
 """
@@ -38,6 +40,7 @@ def reference() -> str:
         "deletion": DeletionSettings,
         "[deletion.then]": LaterDeletion,
         "unlearning": UnlearningSettings,
+        "flower": FlowerSettings,
     }
     tables |= {f"unlearning.{name}": method.settings for name, method in METHODS.items()}
     return INTRODUCTION + "".join(_table(name, model) for name, model in tables.items())

@@ -10,17 +10,17 @@ from typing import Any
 from goldfish.errors import DivergenceError
 from goldfish.evaluation import round_cost
 from goldfish.experiments.config import Config
+from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_evidence
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, ordinary
 from goldfish.params import num_bytes
-from goldfish.store import Checkpoint, KeptHistory, RunDirectory, write_whole
+from goldfish.store import Checkpoint, KeptHistory, RunDirectory, run_id_of, write_whole
 from goldfish.training import Settings
-from goldfish.types import DeletionRequest, HistoryEntry, Round
+from goldfish.types import DeletionRequest, Federation, HistoryEntry, Round
 from goldfish.workflow import (
     States,
     Trained,
-    bytes_kept,
     states_of,
     timed,
     training_plan,
@@ -46,6 +46,7 @@ def run_experiment(
     machine: Machine,
     *,
     resume: bool = False,
+    engine: EngineFactory = in_process,
 ) -> Iterator[Progress]:
     """Yield the run's progress; ``out`` holds ``result.json`` when the iterator ends.
 
@@ -53,14 +54,15 @@ def run_experiment(
     the models it then computes have the same bits as if it had not been stopped.
     """
     scenario = build_scenario(config, machine)
-    training = training_plan(scenario.federation, config.training, config.seed, scenario.test)
+    run_id = run_id_of(out)
+    federation = engine(scenario, machine, run_id)
+    training = _checked_plan(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
-    for method in methods.values():
-        _refuse_early(config, scenario, method, training)
     run = RunDirectory.open(out, config.to_toml(), resume=resume)
-    run.pin({"client_threads": scenario.federation.threads, "deletion": scenario.digest})
-    write_whole(out / "partition.json", scenario.partition.to_json())
-    evaluator = Evaluator(scenario)
+    run.pin({"run": run_id, "client_threads": federation.threads, "deletion": scenario.digest})
+    if scenario.partition is not None:
+        write_whole(out / "partition.json", scenario.partition.to_json())
+    evaluator = Evaluator(scenario, machine.device)
     kept = {
         name: method.kept_rounds(config.methods[name], config.training.rounds)
         for name, method in methods.items()
@@ -70,9 +72,7 @@ def run_experiment(
         training, lambda plan: ordinary.train(plan, plan.fresh), run, evaluator, history=history
     )
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
-    trained = Trained(
-        scenario.federation, origin.params, config.training, config.seed, history=history
-    )
+    trained = Trained(federation, origin.params, config.training, config.seed, history=history)
     for name, method in methods.items():
         try:
             outcome = yield from _run_method(
@@ -85,16 +85,30 @@ def run_experiment(
             records = _numbered([run.load(_phase_name(name, stage))[1] for stage in stages])
             outcomes[name] = Diverged(str(error), records)
             yield Progress(name, len(records), config.unlearning.rounds, {"diverged": str(error)})
-    result, samples = collect_evidence(config, scenario, outcomes, evaluator)
+    result, samples = collect_evidence(config, scenario, outcomes, evaluator, federation)
     run.write_json("samples.json", samples)
     run.write_json("result.json", result)
+
+
+def check_experiment(config: Config, machine: Machine) -> None:
+    """Raise where a run could not do what its configuration asks; leaves nothing behind."""
+    scenario = build_scenario(config, machine)
+    _checked_plan(config, scenario, in_process(scenario, machine, ""))
+
+
+def _checked_plan(config: Config, scenario: Scenario, federation: Federation) -> Plan:
+    """Return the plan of the original training, once all methods can do what is asked of them."""
+    training = training_plan(federation, config.training, config.seed, scenario.test)
+    for name in config.unlearning.methods:
+        _refuse_early(config, scenario, METHODS[name], training)
+    return training
 
 
 def _refuse_early(config: Config, scenario: Scenario, method: Method, training: Plan) -> None:
     """Raise before any work is done where a method cannot do what is asked of it."""
     settings = config.methods[method.name]
     untrained = Trained(
-        scenario.federation,
+        training.federation,
         training.fresh,
         config.training,
         config.seed,
@@ -144,7 +158,7 @@ def _run_method(
     preparation: Outcome | None = None
     if method.prepare is not None:
         own = training_plan(
-            scenario.federation,
+            trained.federation,
             config.training,
             config.seed,
             scenario.test,
@@ -224,7 +238,7 @@ def _run_phase(
         for this, seconds in timed(begin(replace(plan, last=last))):
             before, params, memo = params, this.params, this.memo
             kept = states_of(plan.federation, plan.phase)
-            cost = round_cost(this, seconds, bytes_kept(plan.federation, plan.phase))
+            cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
             measured = evaluator.measure(params)
             measured.pop("per_class")
             record = {

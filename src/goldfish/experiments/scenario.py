@@ -1,35 +1,48 @@
-"""From a configuration to the federation, the deletion requests and the test data."""
+"""From a configuration to the clients, the deletion requests and the test data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from goldfish.data import Backdoor, Partition, TensorExamples, load, poison, removal, triggered_test
+from goldfish.data import (
+    Backdoor,
+    Partition,
+    TensorExamples,
+    load,
+    load_half,
+    poison,
+    removal,
+    triggered_test,
+)
 from goldfish.data import partition as partitions
-from goldfish.errors import ConfigError, DataError
+from goldfish.errors import ConfigError, DataError, unknown
+from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.experiments.config import Config, Selection
-from goldfish.federation import InProcess
-from goldfish.models import model_factory
-from goldfish.types import Client, DeletionRequest
+from goldfish.types import Client, DeletionRequest, ModelFactory
 
 
 @dataclass(frozen=True)
 class Scenario:
     """Everything that all phases of a run share."""
 
-    federation: InProcess
-    partition: Partition
+    clients: Sequence[Client]
+    """The members with their data, for an engine that runs them here."""
+    model: ModelFactory
+    setups: Mapping[str, ClientSetup]
+    """The same in words, by client, for an engine whose clients are elsewhere."""
+    partition: Partition | None
+    """Who holds what; None where clients have data of their own, which nobody else knows."""
     stages: Sequence[Sequence[DeletionRequest]]
     """The requests that are filed at once, and after them the later ones, in order."""
-    removed: TensorExamples
-    """The removed samples as the clients trained on them: with trigger, where there is one."""
+    removed: TensorExamples | None
+    """The removed samples as the clients trained on them; None where only the clients have them."""
     poisoned: Tensor
     """Which of the removed samples carry the trigger, one bool a sample."""
     true_labels: Sequence[int]
@@ -49,7 +62,8 @@ class Scenario:
             [(r.client_id, list(r.sample_ids or ()), r.class_label) for r in stage]
             for stage in self.stages
         ]
-        content = json.dumps([self.partition.digest, asked])
+        who = list(self.setups) if self.partition is None else self.partition.digest
+        content = json.dumps([who, asked])
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
@@ -69,7 +83,9 @@ class Machine:
 
 
 def build_scenario(config: Config, machine: Machine) -> Scenario:
-    """Load the data, divide it, choose what is removed, poison it, and make the federation."""
+    """Load the data, divide it, choose what is removed, and poison it."""
+    if config.data.members is not None:
+        return _members_scenario(config, machine, config.data.members)
     data = load(
         config.data.name,
         machine.data_dir,
@@ -102,21 +118,30 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
         first_asked = torch.tensor([sample_id in attacked for sample_id in holders])
         poisoned = first_asked & backdoor.eligible(true_labels)
         train = poison(train, positions[poisoned], backdoor)
-    train, test = train.to(machine.device), data.test.to(machine.device)
-    federation = InProcess(
-        [Client(client_id, part) for client_id, part in partitions.split(train, partition).items()],
-        model_factory(
-            config.model.name,
-            num_classes=data.num_classes,
-            image_shape=(data.image_shape[0], data.image_shape[1], data.image_shape[2]),
-            options=config.model.options,
-        ),
-        workers=machine.workers,
-        threads=machine.threads,
-        device=machine.device,
+    triggered_ids = {i for i, hit in zip(holders, poisoned.tolist(), strict=True) if hit}
+    model = ModelSetup(
+        config.model.name,
+        config.model.options,
+        data.num_classes,
+        (data.image_shape[0], data.image_shape[1], data.image_shape[2]),
     )
+    train, test = train.to(machine.device), data.test.to(machine.device)
     return Scenario(
-        federation=federation,
+        clients=[Client(name, part) for name, part in partitions.split(train, partition).items()],
+        model=model.factory(),
+        setups={
+            client_id: ClientSetup(
+                client_id,
+                model,
+                data.class_names,
+                config.data.name,
+                config.data.path,
+                tuple(ids),
+                tuple(i for i in ids if i in triggered_ids),
+                backdoor,
+            )
+            for client_id, ids in partition.clients.items()
+        },
         partition=partition,
         stages=stages,
         removed=select(train, positions, list(holders)),
@@ -129,6 +154,90 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
         num_classes=data.num_classes,
         class_names=data.class_names,
     )
+
+
+def _members_scenario(config: Config, machine: Machine, members: Sequence[str]) -> Scenario:
+    """Return the scenario of clients with data of their own: the server has a test set alone."""
+    if config.engine != "flower":
+        raise ConfigError('data.members have their data on their own machines: engine = "flower".')
+    if config.deletion.backdoor_target is not None or config.deletion.clean_rate is not None:
+        raise ConfigError(
+            "deletion: backdoor_target and clean_rate choose and change samples, and the data of "
+            "data.members is out of reach: leave them out."
+        )
+    test, class_names = _test_half(config, machine)
+    model = ModelSetup(
+        config.model.name,
+        config.model.options,
+        len(class_names),
+        (test.images.shape[1], test.images.shape[2], test.images.shape[3]),
+    )
+    nothing = select(test, torch.empty(0, dtype=torch.long), [])
+    first, *later = [config.deletion, *config.deletion.then]
+    return Scenario(
+        clients=[Client(name, nothing) for name in members],
+        model=model.factory(),
+        setups={name: ClientSetup(name, model, class_names) for name in members},
+        partition=None,
+        stages=[_members_requests(what, members) for what in (first, *later)],
+        removed=None,
+        poisoned=torch.zeros(0, dtype=torch.bool),
+        true_labels=[],
+        holders=[],
+        test=test.to(machine.device),
+        triggered=None,
+        backdoor=None,
+        num_classes=len(class_names),
+        class_names=class_names,
+    )
+
+
+def _test_half(config: Config, machine: Machine) -> tuple[TensorExamples, tuple[str, ...]]:
+    if config.data.path is not None:
+        test, names = load_half(config.data.name, Path(config.data.path), "test")
+    else:
+        data = load(config.data.name, machine.data_dir)
+        test, names = data.test, data.class_names
+    if test.images.dim() != 4:
+        raise ConfigError(
+            f"Runs need images (channels, height, width); the test set has samples of shape "
+            f"{list(test.images.shape[1:])}."
+        )
+    return test, names
+
+
+def _members_requests(what: Selection, members: Sequence[str]) -> list[DeletionRequest]:
+    """Turn a selection into requests; whether a client holds what is named, it alone can tell."""
+    if what.clients is not None:
+        asked = [DeletionRequest(name) for name in dict.fromkeys(what.clients)]
+    elif what.class_label is not None:
+        asked = [DeletionRequest(name, class_label=what.class_label) for name in members]
+    elif what.samples is not None:
+        asked = _requests_of_lines(Path(what.samples))
+    else:
+        raise ConfigError(
+            "deletion.rate chooses samples, and nobody here knows those of data.members: name "
+            "clients, a class_label, or samples."
+        )
+    for request in asked:
+        if request.client_id not in members:
+            hint = f"data.members are {', '.join(members)}."
+            raise ConfigError(unknown("client", request.client_id, members, hint))
+    return asked
+
+
+def _requests_of_lines(path: Path) -> list[DeletionRequest]:
+    """Read a file of lines with a client's id and a sample's id each."""
+    ids: dict[str, list[str]] = {}
+    for line in _read_ids(path):
+        client_id, _, sample_id = line.partition(" ")
+        if not sample_id.strip():
+            raise ConfigError(
+                f"deletion.samples: {path} has the line {line!r}; with data.members a line is a "
+                "client's id, a space, and a sample's id."
+            )
+        ids.setdefault(client_id, []).append(sample_id.strip())
+    return [DeletionRequest(name, sample_ids=own) for name, own in ids.items()]
 
 
 def select(examples: TensorExamples, positions: Tensor, ids: Sequence[str]) -> TensorExamples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,12 @@ def run_seeds(
     *,
     count: int,
     resume: bool = False,
+    run: Callable[..., Iterator[Progress]] = run_experiment,
 ) -> Iterator[Progress]:
     """Yield the progress of ``count`` runs with seeds from the configuration's on.
 
     Each has its directory ``seed-N`` under ``out``, which itself gets a ``result.json`` of the same
-    shape as that of one run, with means instead of single numbers.
+    shape as that of one run, with means instead of single numbers. ``run`` runs one of them.
     """
     seeds = [config.seed + number for number in range(count)]
     build_scenario(config, machine)  # what cannot run leaves no directory behind
@@ -38,9 +39,7 @@ def run_seeds(
     results = []
     for seed in seeds:
         place = out / f"seed-{seed}"
-        steps = run_experiment(
-            replace(config, seed=seed), place, machine, resume=resume or place.exists()
-        )
+        steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
         for step in steps:
             yield replace(step, phase=f"{step.phase} #{seed}")
         results.append(json.loads((place / "result.json").read_text()))

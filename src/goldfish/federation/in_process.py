@@ -132,6 +132,15 @@ class InProcess:
             client.state.arrays.clear()
             client.state.arrays.update(states.get(client.id, {}))
 
+    def bytes_kept(self, phase: str) -> int:
+        """Return how many bytes the clients keep under the name of a phase."""
+        return sum(
+            num_bytes(params)
+            for client in self._clients.values()
+            for key, params in client.state.arrays.items()
+            if key.startswith(f"{phase}/")
+        )
+
     def _answer(
         self, task: Task, steps: Mapping[str, ClientStep], spool: Spool | None
     ) -> Update | Failure:

@@ -23,6 +23,7 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import digest, params_of
+from goldfish.randomness import derive_seed
 from goldfish.training import Fitted, Settings, TrainingSettings, predict
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
@@ -184,7 +185,7 @@ def _teacher_logits(
 
     A client keeps one set for each of its shards, that of the last teacher and deletion.
     """
-    fingerprint = f"{task.config['teacher_digest']} {hash(tuple(retained.ids))}"
+    fingerprint = f"{task.config['teacher_digest']} {derive_seed(0, *retained.ids):016x}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     if logits is None or found != fingerprint:

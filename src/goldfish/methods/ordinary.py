@@ -35,10 +35,14 @@ def train(plan: Plan, start: Params) -> Iterator[Round]:
         "train",
         plan.training.to_task(),
         start=start,
-        # Isolated shards start from it whenever their client first takes part.
-        constants={"start": start} if plan.training.shard_mode == "isolated" else None,
+        constants=shard_constants(plan, start),
         adaptive=plan.training.aggregation == "adaptive",
     )
+
+
+def shard_constants(plan: Plan, start: Params) -> Mapping[str, Params]:
+    """Return what isolated shards start from, whenever their client first takes part."""
+    return {"start": start} if plan.training.shard_mode == "isolated" else {}
 
 
 def train_step(task: Task, client: Client, workspace: Workspace) -> Update:

@@ -58,6 +58,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         "rapid-retrain",
         {**plan.training.to_task(), **settings.to_task()},
         start=plan.fresh,
+        constants=ordinary.shard_constants(plan, plan.fresh),
         adaptive=plan.training.aggregation == "adaptive",
     )
 

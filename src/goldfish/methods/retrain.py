@@ -140,6 +140,9 @@ class _Metered:
     def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
         self.inner.restore(states)
 
+    def bytes_kept(self, phase: str) -> int:
+        return self.inner.bytes_kept(phase)
+
 
 @dataclass(frozen=True)
 class _Candidate:

@@ -82,6 +82,8 @@ def _scalar(value: object) -> str:
 
 
 def _federation(data: Mapping[str, Any], sizes: Mapping[str, Any]) -> str:
+    if data.get("members"):
+        return f"{plural(len(data['members']), 'client')} with data of their own"
     skewed = data.get("partition") == "dirichlet"
     how = _joined(data.get("partition"), skewed and f"alpha {data.get('alpha')}")
     head = _joined(sizes and plural(len(sizes), "client"), how and f"partition {how}")

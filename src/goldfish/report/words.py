@@ -91,6 +91,10 @@ def asked_sentence(result: Result) -> str:
     who = listing(clients) if len(clients) <= 4 else f"{len(clients)} clients"
     kinds = {request.get("kind") for request in requests}
     amount = f"{plural(removed, 'sample')}{share}"
+    if "removed_samples" in deletion and deletion["removed_samples"] is None:
+        asked = [number(request.get("samples")) for request in requests]
+        known = None not in asked
+        amount = plural(int(sum(a or 0 for a in asked)), "sample") if known else "as they hold it"
     if not requests:
         return "Asked: nothing; no deletion was filed."
     if kinds == {"client"}:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from goldfish.store.files import write_whole
-from goldfish.store.runs import KeptHistory, RunDirectory
+from goldfish.store.runs import CONFIG, KeptHistory, RunDirectory, run_id_of
 
 __all__ = [
+    "CONFIG",
     "Checkpoint",
     "KeptHistory",
     "RunDirectory",
     "load_checkpoint",
+    "run_id_of",
     "save_checkpoint",
     "write_whole",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,17 @@ from goldfish.store.files import write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
 
 CONFIG, METRICS, RESULT, PINNED = "config.toml", "metrics.jsonl", "result.json", "pinned.json"
+
+
+def run_id_of(path: Path) -> str:
+    """Return the name under which clients keep what belongs to the run in this directory.
+
+    It is random, and pinned by the run when it starts: another run never finds the same.
+    """
+    try:
+        return str(json.loads((path / PINNED).read_text())["run"])
+    except (OSError, ValueError, KeyError):
+        return uuid.uuid4().hex
 
 
 class KeptHistory(Mapping[int, HistoryEntry]):
@@ -128,9 +140,10 @@ class RunDirectory:
     def pin(self, facts: Mapping[str, Scalar]) -> None:
         """Remember what the run's bits depend on beside its configuration; refuse other facts."""
         path = self.path / PINNED
-        if not path.exists():
-            self.write_json(PINNED, dict(facts))
-        before = json.loads(path.read_text())
+        before = json.loads(path.read_text()) if path.exists() else {}
+        if not before.keys() >= facts.keys():
+            before = {**facts, **before}
+            self.write_json(PINNED, before)
         for name, value in facts.items():
             if before.get(name) != value:
                 raise StoreError(

@@ -1,0 +1,130 @@
+"""What a client is told of an experiment, so that it can build its data and model where it is.
+
+Names and ids only: the data itself is read on the client's own machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from goldfish.data import Backdoor, Partition, Subset, TensorExamples, load, load_half, poison
+from goldfish.data import partition as partitions
+from goldfish.errors import ConfigError
+from goldfish.models import model_factory
+from goldfish.types import Examples, ModelFactory, Scalar
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """The model, by name, and what its factory needs to know of the data."""
+
+    name: str
+    options: Mapping[str, Scalar]
+    num_classes: int
+    image_shape: tuple[int, int, int]
+
+    def factory(self) -> ModelFactory:
+        """Return what builds the model."""
+        return model_factory(
+            self.name,
+            num_classes=self.num_classes,
+            image_shape=self.image_shape,
+            options=self.options,
+        )
+
+
+@dataclass(frozen=True)
+class ClientSetup:
+    """One client's part of an experiment."""
+
+    client_id: str
+    model: ModelSetup
+    class_names: tuple[str, ...]
+    dataset: str | None = None
+    """The dataset that all clients share; None for a client that has data of its own."""
+    path: str | None = None
+    """Where a dataset of one's own lies, on the server; a client may have it elsewhere."""
+    ids: tuple[str, ...] = ()
+    """The samples of the shared dataset that the client holds, in order."""
+    poisoned: tuple[str, ...] = ()
+    """Those of them that carry the trigger and the attacker's label."""
+    backdoor: Backdoor | None = None
+
+    def to_json(self) -> str:
+        """Return the setup as text, the same for equal setups."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ClientSetup:
+        """Read a setup back; what is not one is refused."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            model, backdoor = values.pop("model"), values.pop("backdoor")
+            channels, height, width = model.pop("image_shape")
+            return cls(
+                class_names=tuple(values.pop("class_names")),
+                ids=tuple(values.pop("ids")),
+                poisoned=tuple(values.pop("poisoned")),
+                backdoor=None if backdoor is None else Backdoor(**backdoor),
+                model=ModelSetup(image_shape=(channels, height, width), **model),
+                **values,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"A client's setup cannot be read ({error!r}). Server and client need the same "
+                "version of Goldfish."
+            ) from error
+
+
+def shared_examples(
+    setup: ClientSetup, data_dir: Path | None = None, path: Path | None = None
+) -> Subset:
+    """Read the shared dataset and return the client's part, with the trigger where it belongs.
+
+    ``path`` is where a dataset of one's own lies here, if not where the setup says.
+    """
+    if path is None and setup.path is not None:
+        path = Path(setup.path)
+    train = load(setup.dataset or "", data_dir, path=path).train
+    if setup.poisoned:
+        train = with_trigger(train, setup.poisoned, setup.backdoor)
+    one = Partition("explicit", 0, {setup.client_id: setup.ids})
+    return partitions.split(train, one)[setup.client_id]
+
+
+def own_examples(setup: ClientSetup, kind: str, path: Path) -> Subset:
+    """Read the data that the client has of its own, and see that it fits the federation's model."""
+    examples, _ = load_half(kind, path, "train", setup.class_names)
+    shape = tuple(examples.images.shape[1:])
+    if shape != setup.model.image_shape:
+        raise ConfigError(
+            f"{path}: a sample has the shape {list(shape)}, but the federation's model takes "
+            f"{list(setup.model.image_shape)}."
+        )
+    return Subset(examples, torch.arange(len(examples)))
+
+
+def with_trigger(
+    train: TensorExamples, poisoned: tuple[str, ...], backdoor: Backdoor | None
+) -> TensorExamples:
+    """Return the examples with trigger and target label on the samples of these ids."""
+    if backdoor is None:
+        raise ConfigError("Samples are to carry a trigger, but no backdoor is described.")
+    place = {sample_id: position for position, sample_id in enumerate(train.ids)}
+    unknown = [sample_id for sample_id in poisoned if sample_id not in place]
+    if unknown:
+        raise ConfigError(f"The data has no sample {unknown[0]!r}, which is to carry a trigger.")
+    return poison(train, torch.tensor([place[sample_id] for sample_id in poisoned]), backdoor)
+
+
+def on_device(examples: Subset, device: str) -> Examples:
+    """Return a client's examples with their tensors on ``device``."""
+    if device == "cpu" or not isinstance(examples.examples, TensorExamples):
+        return examples
+    return Subset(examples.examples.to(device), examples.positions.cpu())

@@ -1,0 +1,246 @@
+"""A certificate authority, a server certificate and node keys, for one federation."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from goldfish.errors import ConfigError, StoreError
+
+AUTHORITY_DAYS = 3650
+SERVER_DAYS = 825
+SECRET_BYTES = 32
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where the files of a key folder lie. Each host gets only those that are its own."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        """The certificate of the authority, which every host needs: it is no secret."""
+        return self.folder / "ca.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        """Signs server certificates; belongs on no host of the federation."""
+        return self.folder / "ca.key"
+
+    @property
+    def server(self) -> Path:
+        """The SuperLink's certificate."""
+        return self.folder / "server.crt"
+
+    @property
+    def server_key(self) -> Path:
+        """The SuperLink's private key."""
+        return self.folder / "server.key"
+
+    @property
+    def superexec_secret(self) -> Path:
+        """What the SuperLink's own superexec shows when it fetches work."""
+        return self.folder / "superexec.secret"
+
+    def node_key(self, number: int) -> Path:
+        """Return the private key of a node; nodes count from 1."""
+        return self.folder / f"node-{number}.key"
+
+    def node_public(self, number: int) -> Path:
+        """Return the public key of a node, which the SuperLink must be told."""
+        return self.folder / f"node-{number}.pub"
+
+    @property
+    def node_keys(self) -> list[Path]:
+        """The private keys of all nodes that lie here."""
+        return sorted(self.folder.glob("node-*.key"))
+
+    @property
+    def secrets(self) -> list[Path]:
+        """All files here that nobody but their owner may read."""
+        own = [self.authority_key, self.server_key, self.superexec_secret, *self.node_keys]
+        return [path for path in own if path.exists()]
+
+
+def make_keys(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> Keys:
+    """Make a certificate authority, the SuperLink's certificate and a key pair a node.
+
+    ``hosts`` are the names and addresses under which nodes reach the SuperLink, beside loopback.
+    A folder that holds anything is refused: a new authority would lock out every node.
+    """
+    if nodes < 1:
+        raise ConfigError(f"A federation needs at least one node, not {nodes}.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(f"{folder} exists and is not empty. Nothing was written: choose another.")
+    names = [_general_name(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        part.mkdir(mode=0o700, parents=True)
+        _write_keys(Keys(part), nodes, names)
+        part.rename(folder)  # complete or not at all; an empty folder gives way
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise StoreError(f"{folder} cannot be written: {error}.") from error
+    return Keys(folder)
+
+
+def _write_keys(keys: Keys, nodes: int, names: Sequence[x509.GeneralName]) -> None:
+    authority_key = ec.generate_private_key(ec.SECP384R1())
+    authority = _authority(authority_key)
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    server = _server(server_key, names, authority, authority_key)
+    _write(keys.authority_key, _pem(authority_key), secret=True)
+    _write(keys.authority, authority.public_bytes(Encoding.PEM))
+    _write(keys.server_key, _pem(server_key), secret=True)
+    _write(keys.server, server.public_bytes(Encoding.PEM))
+    _write(keys.superexec_secret, secrets.token_hex(SECRET_BYTES).encode(), secret=True)
+    for number in range(1, nodes + 1):
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        _write(keys.node_key(number), private, secret=True)
+        _write(keys.node_public(number), public + f" node-{number}\n".encode())
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """Read a certificate, or raise in words."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} is not a readable certificate: {error}.") from error
+
+
+def check_server(keys: Keys) -> None:
+    """Raise when the server's certificate is not the authority's, or not its key's."""
+    authority, server = load_certificate(keys.authority), load_certificate(keys.server)
+    try:
+        server.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise StoreError(
+            f"{keys.server} was not signed by {keys.authority}. Take both from one key folder."
+        ) from None
+    try:
+        key = load_pem_private_key(keys.server_key.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StoreError(f"{keys.server_key} is not a readable private key: {error}.") from error
+    if key.public_key() != server.public_key():
+        raise StoreError(
+            f"{keys.server_key} is not the key of {keys.server}. Take both from one key folder."
+        )
+
+
+def check_node_key(path: Path) -> None:
+    """Raise when a node's private key is not one that Flower takes."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StoreError(f"{path} is not a readable OpenSSH private key: {error}.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise StoreError(f"{path} is not an elliptic-curve key; 'goldfish flower keys' makes one.")
+
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = _name("Goldfish federation authority")
+    return (
+        _builder(name, name, key, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def _server(
+    key: ec.EllipticCurvePrivateKey,
+    names: Sequence[x509.GeneralName],
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    return (
+        _builder(_name("Goldfish SuperLink"), authority.subject, key, SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(signer, critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Clocks of the federation's hosts need not agree to the minute.
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    with contextlib.suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    if not host or not host.isascii() or set(host) & set(" /:@"):
+        raise ConfigError(
+            f"--host {host!r} is neither a host name nor an IP address; give it without port."
+        )
+    return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Write a new file; a secret one is never readable by others, not even for a moment."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -1,0 +1,51 @@
+"""How a server app tells what it does: lines in its run directory that another process follows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+LOG = "flower.jsonl"
+
+
+class ProgressLog:
+    """One JSON object a line: first ``started``, then progress, last ``error`` or ``done``."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / LOG
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.write({"started": os.getpid()})
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _where: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.write({"done": True})
+        else:
+            self.write({"error": type(error).__name__, "message": str(error) or repr(error)})
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Append an entry, as one line."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def read_lines(path: Path, place: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the entries after ``place``, a position in the file, and the position after them."""
+    if not path.exists():
+        return [], place
+    with path.open("rb") as file:
+        file.seek(place)
+        text = file.read()
+    whole = text[: text.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], place + len(whole)

@@ -1,0 +1,211 @@
+"""``goldfish run`` on Flower: hand a run to the SuperLink and follow it to its end.
+
+The server app writes into the run directory on this machine, which is therefore the machine of the
+SuperLink; the lines that it leaves there are followed. Flower's own command line does the rest, as
+a child process: ``flwr run``, ``flwr stop``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from goldfish import errors
+from goldfish.data.sources import ENVIRONMENT_VARIABLE
+from goldfish.errors import ConfigError, GoldfishError, StoreError
+from goldfish.experiments.config import Config, load_config
+from goldfish.experiments.runner import Progress, check_experiment
+from goldfish.experiments.scenario import Machine
+from goldfish.federation.settings import FlowerSettings
+from goldfish.flower_app.app_folder import write_app_folder
+from goldfish.flower_app.progress import LOG, read_lines
+from goldfish.store import CONFIG, RunDirectory, write_whole
+
+INSTALL = "pip install 'goldfish-fl[flower]'"
+CONNECTION = "goldfish"
+"""The name under which Flower's own configuration knows the SuperLink."""
+FLWR = (sys.executable, "-m", "flwr.cli.app")
+"""Flower's command line, of the installation that runs here."""
+FLOWER_LOG = "flower.log"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Flower sends nothing home, and installs nothing."""
+POLL = 0.2
+ENDED_FOR = 10.0
+"""Seconds after the end of a Flower run in which its last lines may still appear."""
+
+
+def require_flower() -> None:
+    """Raise in words where Flower is not installed."""
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError(f'engine = "flower" needs Flower, which is not installed: {INSTALL}')
+
+
+def run_on_flower(
+    config: Config, out: Path, machine: Machine, *, resume: bool = False
+) -> Iterator[Progress]:
+    """Yield the progress of a run on Flower, as ``run_experiment`` does of one in this process.
+
+    Closing the iterator, or an interruption, stops the Flower run.
+    """
+    require_flower()
+    if config.flower.superlink is None:
+        raise ConfigError(
+            'engine = "flower" needs a SuperLink: name its address in the [flower] table '
+            '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
+        )
+    check_experiment(config, machine)
+    if resume:
+        _adopt_settings(config, out)
+    RunDirectory.open(out, config.to_toml(), resume=resume)
+    data_dir = machine.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
+        submission = Submission(Path(temporary), config.flower, out)
+        submission.start(
+            {
+                "run-dir": str(out.resolve()),
+                "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
+                "device": machine.device,
+                "threads": machine.threads or 1,
+            }
+        )
+        try:
+            yield from submission.follow()
+        finally:
+            submission.stop()
+
+
+def _adopt_settings(config: Config, out: Path) -> None:
+    """Let an interrupted run go on with another [flower] table, on which no result depends."""
+    written = out / CONFIG
+    if written.exists() and replace(load_config(written), flower=config.flower) == config:
+        write_whole(written, config.to_toml())
+
+
+class Submission:
+    """A run that was handed to a SuperLink."""
+
+    def __init__(self, folder: Path, settings: FlowerSettings, out: Path) -> None:
+        self._folder = folder
+        self._out = out
+        self._place = 0
+        self._over = False
+        self._run: str | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        write_whole(folder / "home" / "config.toml", connection(settings))
+        self._environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "home")}
+
+    def start(self, settings: Mapping[str, Any]) -> None:
+        """Submit the app, and have what it logs written to the run directory."""
+        write_app_folder(self._folder / "app", settings)
+        (self._out / LOG).unlink(missing_ok=True)
+        with (self._out / FLOWER_LOG).open("wb") as log:
+            self._child = subprocess.Popen(  # noqa: S603 (our own arguments)
+                [*FLWR, "run", str(self._folder / "app"), CONNECTION, "--stream"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is ours to pass on
+            )
+
+    def follow(self) -> Iterator[Progress]:
+        """Yield what the server app reports, until it ends; raise what ended it."""
+        ended: float | None = None
+        while not self._over:
+            entries, self._place = read_lines(self._out / LOG, self._place)
+            for entry in entries:
+                if "phase" in entry:
+                    yield Progress(**entry)
+                elif "error" in entry:
+                    self._over = True
+                    raise error_named(entry["error"], entry["message"])
+                elif "done" in entry:
+                    self._over = True
+            if not entries and not self._over:
+                ended = self._watch(ended)
+                time.sleep(POLL)
+
+    def stop(self) -> None:
+        """End the Flower run if it is still going, and the child process with it."""
+        self._find_run()
+        if not self._over and self._run is not None:
+            self._ask("stop", self._run, CONNECTION)
+        if self._child is not None and self._child.poll() is None:
+            self._child.terminate()
+            self._child.wait()
+
+    def _watch(self, ended: float | None) -> float | None:
+        """Notice when Flower's side ended without a word in the run directory."""
+        if self._child is None or self._child.poll() is None:
+            return None
+        self._find_run()
+        if self._run is None:
+            raise ConfigError(
+                f"The SuperLink did not take the run. Flower says: {self._last_words()}"
+            )
+        if ended is not None and time.monotonic() - ended > ENDED_FOR and not self._going():
+            raise StoreError(
+                f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} has "
+                f"what it said. Go on with: goldfish run {self._out} --resume"
+            )
+        return ended or time.monotonic()
+
+    def _going(self) -> bool:
+        """Ask the SuperLink whether the run is still going (its log ends when it restarts)."""
+        listed = self._ask("list", CONNECTION, "--run-id", str(self._run), "--format", "json")
+        return listed.returncode != 0 or '"finished:' not in listed.stdout
+
+    def _find_run(self) -> None:
+        text = (self._out / FLOWER_LOG).read_text(errors="replace")
+        found = re.search(r"Successfully started run (\d+)", text)
+        self._run = found[1] if found else None
+
+    def _last_words(self) -> str:
+        text = (self._out / FLOWER_LOG).read_text(errors="replace")
+        return " ".join(text.split())[-500:] or "nothing"
+
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # noqa: S603 (our own arguments)
+            [*FLWR, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            check=False,
+        )
+
+
+def connection(settings: FlowerSettings) -> str:
+    """Return Flower's own configuration for the SuperLink that the settings name."""
+    lines = [
+        "[superlink]",
+        f'default = "{CONNECTION}"',
+        f"[superlink.{CONNECTION}]",
+        f'address = "{settings.superlink}"',
+    ]
+    if settings.insecure:
+        lines.append("insecure = true")
+    if settings.root_certificates is not None:
+        lines.append(f'root-certificates = "{settings.root_certificates}"')
+    return "\n".join(lines) + "\n"
+
+
+def error_named(name: str, message: str) -> GoldfishError:
+    """Return the error that the server app ended with, as one of ours."""
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, GoldfishError):
+        return kind(message)
+    return GoldfishError(f"The server app failed: {name}: {message}")

@@ -1,0 +1,144 @@
+"""docs/flower.md is true: its commands run, its unit files and settings are Flower's own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from goldfish.flower_app.node import KNOWN
+from goldfish.flower_app.processes import executable, free_ports
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "flower.md").read_text()
+SHORT = ["--set", "training.rounds=1", "--set", "unlearning.rounds=1"]
+SHORT += ["--set", 'unlearning.methods=["goldfish"]']
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def commands(beginning: str) -> list[list[str]]:
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith(beginning)]
+
+
+def goldfish(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_commands_for_one_machine_run(tmp_path: Path) -> None:
+    """With TLS and keys, on a port of the test's own, and with fewer rounds."""
+    (port,) = free_ports(1, "127.0.0.1")
+    (init,) = commands("goldfish flower init")
+    keys, _ = commands("goldfish flower keys")
+    plain, up = commands("goldfish flower up")
+    unsafe, run = commands("goldfish run")
+    assert up[: len(plain)] == plain
+    assert run[:3] == unsafe[:3]
+    for command in (init, keys):
+        done = goldfish(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+    output = tmp_path / "up"
+    with output.open("wb") as file:
+        deployment = subprocess.Popen(
+            [sys.executable, "-m", *up, "--port", str(port)],
+            cwd=tmp_path,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        end = time.monotonic() + 60
+        while "Ctrl-C" not in output.read_text() and deployment.poll() is None:
+            assert time.monotonic() < end, output.read_text()
+            time.sleep(0.1)
+        here = ["--set", f"flower.superlink=127.0.0.1:{port}"]
+        done = goldfish([*run, *here, *SHORT], tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        doctor = ["goldfish", "flower", "doctor", "--secure", "trial-keys"]
+        healthy = goldfish([*doctor, "--superlink", f"127.0.0.1:{port}"], tmp_path)
+        assert "3 of 3 nodes are online" in healthy.stdout, healthy.stdout
+    finally:
+        deployment.send_signal(signal.SIGINT)
+        deployment.wait(60)
+    assert deployment.returncode == 0
+    assert (tmp_path / "runs" / "secure" / "report.html").exists()
+
+
+def test_keys_and_checks_for_several_hosts(tmp_path: Path) -> None:
+    _, keys = commands("goldfish flower keys")
+    done = goldfish(keys, tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = {path.name for path in (tmp_path / "federation").iterdir()}
+    for name in re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+)`", PAGE):
+        assert name in made
+
+
+@pytest.mark.parametrize("unit", blocks("ini"))
+def test_unit_files_start_commands_with_options_that_exist(unit: str, tmp_path: Path) -> None:
+    (start,) = re.findall(r"^ExecStart=(.*?[^\\])$", unit, re.DOTALL | re.MULTILINE)
+    program, *options = shlex.split(start.replace("\\\n", " "))
+    help_text = subprocess.run(
+        [executable(Path(program).name), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    named = [option for option in options if option.startswith("--")]
+    assert len(named) >= 3
+    for option in named:
+        assert f"{option} " in help_text or f"{option}\n" in help_text, option
+    if shutil.which("systemd-analyze"):
+        path = tmp_path / "goldfish-test.service"
+        path.write_text(unit.replace("/opt/goldfish/bin/", f"{Path(executable('flwr')).parent}/"))
+        done = subprocess.run(
+            ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_there_are_unit_files_for_server_and_client() -> None:
+    names = re.findall(r"`/etc/systemd/system/(goldfish-\w+)\.service`", PAGE)
+    assert names == ["goldfish-superlink", "goldfish-superexec", "goldfish-node"]
+    assert len(blocks("ini")) == 3
+
+
+def test_the_nodes_settings_are_those_that_a_node_takes() -> None:
+    section = PAGE.partition("### A node's settings")[2].partition("\n### ")[0]
+    named = set(re.findall(r"^\| `([\w-]+)=", section, re.MULTILINE))
+    assert named == set(KNOWN) - {"num-partitions"}
+    assert all(tomllib.loads(block) for block in blocks("toml"))
+
+
+def test_flower_takes_the_app_folder(tmp_path: Path) -> None:
+    """Flower itself builds the folder of ``init``, with the experiment in it."""
+    assert goldfish(["goldfish", "flower", "init", "trial"], tmp_path).returncode == 0
+    again = goldfish(["goldfish", "flower", "init", "trial"], tmp_path)
+    assert again.returncode == 1
+    assert "exists and is not empty" in again.stderr
+    done = subprocess.run(
+        [executable("flwr"), "build", "--app", "trial"],
+        cwd=tmp_path,
+        env={**os.environ, "FLWR_HOME": str(tmp_path / "home"), "FLWR_TELEMETRY_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (fab,) = tmp_path.glob("**/*.fab")
+    assert "config.toml" in zipfile.ZipFile(fab).namelist()
