@@ -80,6 +80,10 @@ Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="CPU threads of one client; may change the last bits."),
 ]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Compile models: faster after a pause; may change last bits."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
 
 
@@ -113,6 +117,7 @@ def run(
     device: DeviceOption = Device.auto,
     workers: Workers = None,
     threads: Threads = None,
+    compile_: Compile = False,
     seed: Seed = None,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, help="Repeat with so many seeds; report the spread.")
@@ -126,7 +131,7 @@ def run(
     if config.is_dir():
         place, config = out or config, config / "config.toml"
     loaded = load_config(config, set_ or (), seed=seed)
-    machine = Machine(data_dir, _resolve(device), workers, threads)
+    machine = Machine(data_dir, _resolve(device), workers, threads, compile_)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
 
 

@@ -220,8 +220,6 @@ def _set_precision(precision: Precision, device: torch.device) -> None:
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.backends.cudnn.allow_tf32 = precision == "tf32"
-        # Timing the convolutions' algorithms pays, but another one may come out another time.
-        torch.backends.cudnn.benchmark = precision != "fp32"
     elif precision != "fp32":
         raise ConfigError(
             f'precision = "{precision}" is for a CUDA GPU, and the model is on {device.type}: use '

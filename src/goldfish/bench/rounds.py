@@ -1,6 +1,6 @@
 """The engine's rounds against a plain PyTorch loop of the same model, taking turns.
 
-All are slowed by a noisy machine alike, so the ratios hold where the seconds do not.
+A noisy machine slows all of them alike, so the ratios hold where the seconds do not.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from goldfish.workflow import Trained, train, unlearn
 
 BATCH = 100
 RATE = 0.01
+CLASSES = 10
 PLAIN_SAMPLES = 20_000
 """Samples of a plain loop's turn."""
+UNLEARNING_ROUNDS = 3
 
-DATASETS = {"lenet5": "mnist", "lenet5-cifar": "cifar-10"}
-"""What a model is measured on; the ResNets take CIFAR-10's shape too."""
+MNIST_MODELS = ("lenet5",)
+"""Models that are measured on MNIST; the others on CIFAR-10."""
 
 
 @dataclass(frozen=True)
@@ -45,71 +47,82 @@ class Workload:
     device: str = "cpu"
     precision: Precision = "fp32"
     local_epochs: int = 1
-    repetitions: int = 3
+    turns: int = 3
     compiled: bool = False
     data_dir: Path | None = None
+
+    @property
+    def dataset(self) -> str:
+        """The dataset that the model is measured on."""
+        return "mnist" if self.model in MNIST_MODELS else "cifar-10"
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape of its images."""
+        return (1, 28, 28) if self.model in MNIST_MODELS else (3, 32, 32)
+
+    def factory(self) -> ModelFactory:
+        """Return what builds the model."""
+        return model_factory(self.model, num_classes=CLASSES, image_shape=self.image_shape)
 
 
 @dataclass
 class Measured:
-    """Images a second of each repetition, and what was spent before the first."""
+    """What was measured of one candidate, a number a turn, and what it took before the first."""
 
-    name: str
-    rates: list[float] = field(default_factory=list)
+    turns: list[float] = field(default_factory=list)
     preparation: float = 0.0
 
     @property
-    def rate(self) -> float:
-        """The median."""
-        return statistics.median(self.rates)
+    def median(self) -> float:
+        """The median of the turns."""
+        return statistics.median(self.turns)
 
 
 def load_images(work: Workload) -> tuple[TensorExamples, str]:
-    """Return the images on the device, and what they are: the dataset, or noise of its shape."""
-    name = DATASETS.get(work.model, "cifar-10")
+    """Return images on the device, and what they are: the dataset, or noise of its shape."""
     try:
-        data = load(name, work.data_dir).train
-        if len(data) >= work.samples:
-            images, labels = data.images[: work.samples], data.labels[: work.samples]
-            kept = TensorExamples(images, labels, mean=data.mean, std=data.std)
-            return kept.to(work.device), name
+        data = load(work.dataset, work.data_dir).train
     except DataError:
-        pass
-    shape = (1, 28, 28) if name == "mnist" else (3, 32, 32)
-    images = torch.randint(0, 256, (work.samples, *shape), dtype=torch.uint8)
-    labels = torch.arange(work.samples) % 10
-    noise = TensorExamples(images, labels, mean=[0.5] * shape[0], std=[0.5] * shape[0])
-    return noise.to(work.device), f"noise in the shape of {name}"
+        data = _noise(work)
+        what = f"noise in the shape of {work.dataset}"
+    else:
+        what = work.dataset
+    count = min(work.samples, len(data))
+    kept = TensorExamples(data.images[:count], data.labels[:count], mean=data.mean, std=data.std)
+    return kept.to(work.device), f"{count:,} images of {what}"
 
 
-def factory_for(work: Workload) -> ModelFactory:
-    """Return what builds the model."""
-    shape = (1, 28, 28) if DATASETS.get(work.model) == "mnist" else (3, 32, 32)
-    return model_factory(work.model, num_classes=10, image_shape=shape)
+def _noise(work: Workload) -> TensorExamples:
+    images = torch.randint(0, 256, (work.samples, *work.image_shape), dtype=torch.uint8)
+    channels = work.image_shape[0]
+    labels = torch.arange(work.samples) % CLASSES
+    return TensorExamples(images, labels, mean=[0.5] * channels, std=[0.5] * channels)
 
 
 def plain_loop(model: nn.Module, data: TensorExamples, samples: int) -> float:
     """Train the way a tutorial writes it, on all of torch's threads; return images a second."""
+    begin = time.perf_counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     model.train()
-    begin = time.perf_counter()
     for positions in torch.randperm(len(data))[:samples].split(BATCH):
         inputs, labels = data.batch(positions)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
-    loss.item()  # waits for a GPU
+    loss.item()  # a GPU is waited for
     return samples / (time.perf_counter() - begin)
 
 
-def in_torchs_layers(model: nn.Module) -> nn.Module:
-    """Return the model with PyTorch's own pooling, as a plain loop's author would have it."""
+def plain_model(work: Workload) -> nn.Module:
+    """Return the model in PyTorch's own layers, as the author of a plain loop has it."""
+    model = work.factory()()
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, MaxPool2x2):
                 setattr(module, name, nn.MaxPool2d(2))
-    return model
+    return model.to(work.device)
 
 
 class Bench:
@@ -117,84 +130,93 @@ class Bench:
 
     def __init__(self, work: Workload, data: TensorExamples, clients: int) -> None:
         self._work = work
-        self._data = data
-        self.partition = partitions.partition(data, clients)
-        members = [Client(i, part) for i, part in partitions.split(data, self.partition).items()]
+        self._test = TensorExamples(data.images[:10_000], data.labels[:10_000])
+        self._partition = partitions.partition(data, clients)
+        parts = partitions.split(data, self._partition)
         self._federation = InProcess(
-            members, factory_for(work), device=work.device, compiled=work.compiled
+            [Client(name, part) for name, part in parts.items()],
+            work.factory(),
+            device=work.device,
+            compiled=work.compiled,
         )
 
     def train(self, rounds: int = 1) -> Trained:
         """Train for some rounds."""
-        work = self._work
         return train(
             self._federation,
             rounds=rounds,
             learning_rate=RATE,
             batch_size=BATCH,
-            local_epochs=work.local_epochs,
-            precision=work.precision,
+            local_epochs=self._work.local_epochs,
+            precision=self._work.precision,
         )
 
     def rate(self) -> float:
         """Return the images a second of a training round."""
-        return _rate(self.train())
+        cost = self.train().cost
+        return cost.samples / cost.seconds
 
     def unlearning(
-        self, trained: Trained, method: str, requests: Sequence[DeletionRequest], rounds: int
+        self, trained: Trained, method: str, requests: Sequence[DeletionRequest]
     ) -> tuple[float, float]:
-        """Return the seconds of a round, and the images a second after the first."""
-        test = TensorExamples(self._data.images[:10_000], self._data.labels[:10_000])
+        """Return the seconds of a round, all counted in, and the images a second after the first.
+
+        In the first round the teacher looks at all data once, and a GPU's steps are recorded.
+        """
         settings: dict[str, Any] = {"local_stop": False} if method == "goldfish" else {}
-        done = unlearn(trained, requests, method=method, rounds=rounds, test=test, **settings)
-        later = [r.cost for r in done.rounds[1:]] or [done.rounds[0].cost]
-        rate = sum(c.samples for c in later) / sum(c.seconds for c in later)
-        return done.cost.seconds / rounds, rate
+        done = unlearn(
+            trained, requests, method=method, rounds=UNLEARNING_ROUNDS, test=self._test, **settings
+        )
+        later = [record.cost for record in done.rounds[1:]]
+        rate = sum(cost.samples for cost in later) / sum(cost.seconds for cost in later)
+        return done.cost.seconds / UNLEARNING_ROUNDS, rate
 
     def samples_of_one_client(self) -> list[DeletionRequest]:
         """Return a request for a quarter of the first client's samples."""
-        client_id, ids = next(iter(self.partition.clients.items()))
+        client_id, ids = next(iter(self._partition.clients.items()))
         return [DeletionRequest(client_id, sample_ids=ids[: len(ids) // 4])]
 
     def a_class_of_all(self) -> list[DeletionRequest]:
-        """Return requests of all clients for one class: every client takes the complete step."""
-        return removal.requests_for_class(self.partition, 0)
-
-
-def _rate(trained: Trained) -> float:
-    return trained.cost.samples / trained.cost.seconds
+        """Return requests of all clients for one class, so that each takes the complete step."""
+        return removal.requests_for_class(self._partition, 0)
 
 
 def measure_training(
     work: Workload, data: TensorExamples
 ) -> Iterator[tuple[str, dict[str, Measured]]]:
-    """Yield, after each turn, what was done and all that is known."""
-    model = in_torchs_layers(factory_for(work)()).to(work.device)
-    plain = Measured("plain loop")
-    measured = {plain.name: plain}
+    """Yield, after each turn, what it was and the images a second of all candidates so far."""
+    model, samples = plain_model(work), min(len(data), PLAIN_SAMPLES)
+    measured = {"plain loop": Measured()}
+    plain_loop(model, data, samples // 10)
     benches: dict[str, Bench] = {}
-    _timed_plain(plain, model, data, min(work.samples, PLAIN_SAMPLES) // 10, warm_up=True)
-    yield "plain loop, warm-up", measured
     for clients in work.clients:
         name = f"engine, {clients} clients"
-        benches[name] = Bench(work, data, clients)
-        measured[name] = Measured(name)
         begin = time.perf_counter()
+        benches[name] = Bench(work, data, clients)
         benches[name].train()
-        measured[name].preparation = time.perf_counter() - begin
-        yield f"{name}, warm-up", measured
-    for turn in range(1, work.repetitions + 1):
+        measured[name] = Measured(preparation=time.perf_counter() - begin)
+        yield f"{name}: warm-up", measured
+    for turn in range(1, work.turns + 1):
         for name, bench in benches.items():
-            _timed_plain(plain, model, data, min(work.samples, PLAIN_SAMPLES))
-            measured[name].rates.append(bench.rate())
-            yield f"{name}, turn {turn}", measured
+            measured["plain loop"].turns.append(plain_loop(model, data, samples))
+            measured[name].turns.append(bench.rate())
+            yield f"{name}: turn {turn}", measured
 
 
-def _timed_plain(
-    plain: Measured, model: nn.Module, data: TensorExamples, samples: int, warm_up: bool = False
-) -> None:
-    threads = torch.get_num_threads()
-    rate = plain_loop(model, data, samples)
-    torch.set_num_threads(threads)
-    if not warm_up:
-        plain.rates.append(rate)
+def measure_unlearning(
+    work: Workload, data: TensorExamples
+) -> Iterator[tuple[str, dict[str, Measured]]]:
+    """Yield the seconds of a round of retrain and of Goldfish, and the rates of its complete step.
+
+    Seconds: one client removes a quarter of its samples. Rates: all clients remove a class.
+    """
+    bench = Bench(work, data, work.clients[0])
+    trained = bench.train()
+    measured: dict[str, Measured] = {}
+    for turn in range(1, work.turns + 1):
+        for method in ("retrain", "goldfish"):
+            seconds, _ = bench.unlearning(trained, method, bench.samples_of_one_client())
+            _, rate = bench.unlearning(trained, method, bench.a_class_of_all())
+            measured.setdefault(f"{method}: seconds", Measured()).turns.append(seconds)
+            measured.setdefault(f"{method}: rate", Measured()).turns.append(rate)
+            yield f"{method}: turn {turn}", measured

@@ -34,4 +34,5 @@ def in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess:
         workers=machine.workers,
         threads=machine.threads,
         device=machine.device,
+        compiled=machine.compiled,
     )

@@ -59,7 +59,14 @@ def run_experiment(
     training = _checked_plan(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
     run = RunDirectory.open(out, config.to_toml(), resume=resume)
-    run.pin({"run": run_id, "client_threads": federation.threads, "deletion": scenario.digest})
+    run.pin(
+        {
+            "run": run_id,
+            "client_threads": federation.threads,
+            "compiled": machine.compiled,
+            "deletion": scenario.digest,
+        }
+    )
     if scenario.partition is not None:
         write_whole(out / "partition.json", scenario.partition.to_json())
     evaluator = Evaluator(scenario, machine.device)

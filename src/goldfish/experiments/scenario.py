@@ -80,6 +80,7 @@ class Machine:
     device: str = "cpu"
     workers: int | None = None
     threads: int | None = None
+    compiled: bool = False
 
 
 def build_scenario(config: Config, machine: Machine) -> Scenario:

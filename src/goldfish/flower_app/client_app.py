@@ -106,7 +106,8 @@ def carry_out(task: Task, setup: ClientSetup, state: StoredState, node: Node) ->
     examples = on_device(examples_of(setup, node), node.device)
     client = removal.split(Client(node.client_id, examples, state=state), task.requests)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
-    with seeded_globally(int(task.config["seed"]), str(task.config.get("round")), task.client_id):
+    purpose = (str(task.config.get("round")), task.client_id)
+    with workspace.active(), seeded_globally(int(task.config["seed"]), *purpose):
         return STEPS[task.step](task, client, workspace)
 
 
