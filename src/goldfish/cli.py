@@ -62,6 +62,14 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Precision(StrEnum):
+    """Arithmetic of the training."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+
+
 Out = Annotated[
     Path | None, typer.Option("--out", help="The run directory; by default runs/NAME of the file.")
 ]
@@ -133,6 +141,48 @@ def run(
     loaded = load_config(config, set_ or (), seed=seed)
     machine = Machine(data_dir, _resolve(device), workers, threads, compile_)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option("--model", help="lenet5, or a ResNet.")] = "lenet5",
+    clients: Annotated[
+        list[int] | None,
+        typer.Option("--clients", min=1, help="May be repeated.  [default: 5, 100]"),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1000, help="Images of a round.")
+    ] = 60_000,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Local epochs a round.")] = 1,
+    turns: Annotated[int, typer.Option("--turns", min=1, help="How often each is measured.")] = 3,
+    precision: Annotated[
+        Precision, typer.Option("--precision", help="Arithmetic of the training on a GPU.")
+    ] = Precision.fp32,
+    compile_: Compile = False,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Measure the engine on this machine, against a plain PyTorch loop and Flower's simulation."""
+    from goldfish.bench.rounds import Workload
+    from goldfish.bench.tables import bench as measure
+    from goldfish.bench.tables import machine_in_words
+
+    place = _resolve(device)
+    sizes = tuple(clients or (5, 100))
+    work = Workload(
+        model, sizes, samples, place, precision.value, epochs, turns, compile_, data_dir
+    )
+    console.print(f"{machine_in_words(place)}. {model}, batches of 100.", highlight=False)
+    steps = measure(work)
+    with console.status("loading") as status:
+        while True:
+            try:
+                status.update(next(steps))
+            except StopIteration as stop:
+                rows = stop.value
+                break
+    cells = (map(escape, row.cells()) for row in rows)
+    _print_table(("what", "measured", "ratio"), cells)
 
 
 @app.command()

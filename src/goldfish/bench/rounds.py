@@ -23,7 +23,7 @@ from goldfish.federation import InProcess
 from goldfish.models import model_factory
 from goldfish.models.pooling import MaxPool2x2
 from goldfish.stepping import Precision
-from goldfish.types import Client, DeletionRequest, ModelFactory
+from goldfish.types import Client, DeletionRequest, Examples, ModelFactory
 from goldfish.workflow import Trained, train, unlearn
 
 BATCH = 100
@@ -42,7 +42,7 @@ class Workload:
     """What is measured."""
 
     model: str = "lenet5"
-    clients: Sequence[int] = (5, 100)
+    clients: tuple[int, ...] = (5, 100)
     samples: int = 60_000
     device: str = "cpu"
     precision: Precision = "fp32"
@@ -100,7 +100,7 @@ def _noise(work: Workload) -> TensorExamples:
     return TensorExamples(images, labels, mean=[0.5] * channels, std=[0.5] * channels)
 
 
-def plain_loop(model: nn.Module, data: TensorExamples, samples: int) -> float:
+def plain_loop(model: nn.Module, data: Examples, samples: int) -> float:
     """Train the way a tutorial writes it, on all of torch's threads; return images a second."""
     begin = time.perf_counter()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)

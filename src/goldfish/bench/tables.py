@@ -1,0 +1,147 @@
+"""All of ``goldfish bench``: what is measured in which order, and the rows of its table."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Generator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from goldfish.bench.child import ENGINE, FLOWER, ROUNDS, Whole, run_whole
+from goldfish.bench.limits import measure_limits, step_flops
+from goldfish.bench.rounds import (
+    BATCH,
+    Measured,
+    Workload,
+    load_images,
+    measure_training,
+    measure_unlearning,
+)
+from goldfish.data import TensorExamples
+from goldfish.feeds import Batch
+from goldfish.training import cross_entropy_objective
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what it is, its value in words, and what it is compared with."""
+
+    name: str
+    value: str
+    ratio: float | None = None
+    to: str = ""
+
+    def cells(self) -> tuple[str, str, str]:
+        """Return the line as text."""
+        compared = "" if self.ratio is None else f"{self.ratio:.2f} {self.to}".strip()
+        return self.name, self.value, compared
+
+
+def machine_in_words(device: str) -> str:
+    """Say where the figures come from."""
+    if device == "cuda":
+        where = torch.cuda.get_device_name()
+    else:
+        where = f"{os.cpu_count()} CPU cores ({platform.machine()})"
+    return f"{where}, PyTorch {torch.__version__}, Python {platform.python_version()}"
+
+
+def flower_can_simulate() -> bool:
+    """Tell whether Flower and Ray are installed."""
+    return find_spec("flwr") is not None and find_spec("ray") is not None
+
+
+def bench(work: Workload) -> Generator[str, None, list[Row]]:
+    """Yield what is being done; return the rows."""
+    data, what = load_images(work)
+    yield what
+    training: dict[str, Measured] = {}
+    for done, training in measure_training(work, data):  # noqa: B007
+        yield done
+    rows = _training_rows(training)
+    unlearning: dict[str, Measured] = {}
+    for done, unlearning in measure_unlearning(work, data):  # noqa: B007
+        yield done
+    engine = training[f"engine, {work.clients[0]} clients"].median
+    rows += _unlearning_rows(unlearning, engine)
+    yield "a large matrix product and a large copy"
+    rows += _limit_rows(work, data, max(m.median for m in training.values()))
+    if work.device == "cpu":
+        rows += yield from _whole_rows(work)
+    return rows
+
+
+def _training_rows(training: dict[str, Measured]) -> list[Row]:
+    plain = training["plain loop"].median
+    rows = []
+    for name, measured in training.items():
+        low, high = min(measured.turns), max(measured.turns)
+        value = f"{measured.median:,.0f} images/s ({low:,.0f} to {high:,.0f})"
+        rows.append(Row(name, value, measured.median / plain, "of the plain loop"))
+    longest = max(m.preparation for m in training.values())
+    rows.append(Row("before the first turn, at most", f"{longest:.1f} s"))
+    return rows
+
+
+def _unlearning_rows(unlearning: dict[str, Measured], engine: float) -> list[Row]:
+    retrain, goldfish = (unlearning[f"{m}: seconds"].median for m in ("retrain", "goldfish"))
+    rate = unlearning["goldfish: rate"].median
+    return [
+        Row("retrain round", f"{retrain:.2f} s"),
+        Row("goldfish round", f"{goldfish:.2f} s", goldfish / retrain, "of a retrain round"),
+        Row("complete Goldfish step", f"{rate:,.0f} images/s", rate / engine, "of training"),
+    ]
+
+
+def _limit_rows(work: Workload, data: TensorExamples, rate: float) -> list[Row]:
+    limits = measure_limits(work.device, work.precision)
+    model = work.factory()().to(work.device)
+    inputs, labels = data.batch(torch.arange(BATCH))
+    flops = step_flops(model, cross_entropy_objective, Batch(inputs, labels)) / BATCH
+    return [
+        Row("large copy", f"{limits.bytes_copied / 1e9:,.1f} GB/s"),
+        Row("large matrix product", f"{limits.flops / 1e12:,.3f} TFLOP/s"),
+        Row(
+            "training, fastest",
+            f"{flops * rate / 1e12:,.3f} TFLOP/s",
+            flops * rate / limits.flops,
+            "of the matrix product",
+        ),
+    ]
+
+
+def _whole_rows(work: Workload) -> Generator[str, None, list[Row]]:
+    rows = []
+    for clients in work.clients:
+        yield f"a process of its own, {clients} clients"
+        own = run_whole(ENGINE, work, clients)
+        rows.append(_whole_row(f"engine, {clients} clients", own))
+        if flower_can_simulate():
+            yield f"Flower's simulation, {clients} clients"
+            flower = run_whole(FLOWER, work, clients)
+            rows += [
+                _whole_row(f"Flower's simulation, {clients} clients", flower),
+                Row(
+                    f"rounds of the engine, {clients} clients",
+                    f"{own.rate:,.0f} images/s against {flower.rate:,.0f}",
+                    own.rate / flower.rate,
+                    "of Flower's",
+                ),
+                Row(
+                    f"with start-up, {clients} clients",
+                    f"{own.seconds:.1f} s against {flower.seconds:.1f}",
+                    own.seconds / flower.seconds,
+                    "of Flower's time",
+                ),
+            ]
+    if not flower_can_simulate():
+        rows.append(Row("Flower's simulation", "not installed: pip install 'flwr[simulation]'"))
+    return rows
+
+
+def _whole_row(name: str, whole: Whole) -> Row:
+    memory = "" if whole.peak is None else f", peak memory {whole.peak / 2**30:.2f} GiB"
+    return Row(f"{ROUNDS} rounds with start-up: {name}", f"{whole.seconds:.1f} s{memory}")
