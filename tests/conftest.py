@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import fcntl
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,3 +65,11 @@ def make_clients() -> Callable[..., list[Client]]:
 @pytest.fixture
 def test_set() -> TensorExamples:
     return make_examples(60, seed=99, prefix="t")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Let one test with a whole deployment run at a time: together they crowd each other out."""
+    with (Path(tempfile.gettempdir()) / "goldfish-deployment-test.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,14 +190,6 @@ class Trial:
         """Return the final models of a run by phase."""
         files = ((out or self.out) / "checkpoints").glob("*.safetensors")
         return {path.stem: load_file(path) for path in files}
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """Let one test with a whole deployment run at a time: together they crowd each other out."""
-    with (Path(tempfile.gettempdir()) / "goldfish-deployment-test.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @pytest.fixture

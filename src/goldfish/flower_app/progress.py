@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 LOG = "flower.jsonl"
+LOCK = "flower.lock"
+
+
+@contextlib.contextmanager
+def alone_in(run_dir: Path) -> Iterator[None]:
+    """Wait until no other server app writes there: one that was stopped may take its time."""
+    with (run_dir / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_at_work(run_dir: Path) -> bool:
+    """Tell whether a server app writes there; one that was killed does not any more."""
+    with (run_dir / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 class ProgressLog:

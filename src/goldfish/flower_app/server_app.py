@@ -7,11 +7,9 @@ with, so the app can be killed and started again at any time.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.runner import check_experiment, run_experiment
 from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.federation.flower import FlowerFederation
-from goldfish.flower_app.progress import ProgressLog
+from goldfish.flower_app.progress import ProgressLog, alone_in
 from goldfish.store import CONFIG, RunDirectory
 from goldfish.types import Scalar
 
@@ -48,18 +46,10 @@ def main(grid: Grid, context: Context) -> None:
         check_experiment(config, machine)
         RunDirectory.open(run_dir, config.to_toml(), resume=False)
     engine = engine_on(grid, config)
-    with _alone_in(run_dir), ProgressLog(run_dir) as log:
+    with alone_in(run_dir), ProgressLog(run_dir) as log:
         for step in run_experiment(config, run_dir, machine, resume=True, engine=engine):
             log.write(asdict(step))
             logger.info("%s: round %d of %d", step.phase, step.round, step.rounds)
-
-
-@contextlib.contextmanager
-def _alone_in(run_dir: Path) -> Iterator[None]:
-    """Wait until no other server app writes there: one that was stopped may take its time."""
-    with (run_dir / "flower.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def engine_on(grid: Grid, config: Config) -> EngineFactory:

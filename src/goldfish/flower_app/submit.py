@@ -27,7 +27,7 @@ from goldfish.experiments.runner import Progress, check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower_app.app_folder import write_app_folder
-from goldfish.flower_app.progress import LOG, read_lines
+from goldfish.flower_app.progress import LOG, is_at_work, read_lines
 from goldfish.store import CONFIG, RunDirectory, write_whole
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
@@ -101,6 +101,7 @@ class Submission:
         self._folder = folder
         self._out = out
         self._place = 0
+        self._started = False
         self._over = False
         self._run: str | None = None
         self._child: subprocess.Popen[bytes] | None = None
@@ -125,6 +126,7 @@ class Submission:
         """Yield what the server app reports, until it ends; raise what ended it."""
         ended: float | None = None
         while not self._over:
+            gone = self._started and not is_at_work(self._out)
             entries, self._place = read_lines(self._out / LOG, self._place)
             for entry in entries:
                 if "phase" in entry:
@@ -132,9 +134,12 @@ class Submission:
                 elif "error" in entry:
                     self._over = True
                     raise error_named(entry["error"], entry["message"])
-                elif "done" in entry:
-                    self._over = True
+                else:
+                    self._started = True
+                    self._over = "done" in entry
             if not entries and not self._over:
+                if gone:
+                    raise self._ended()
                 ended = self._watch(ended)
                 time.sleep(POLL)
 
@@ -156,12 +161,18 @@ class Submission:
             raise ConfigError(
                 f"The SuperLink did not take the run. Flower says: {self._last_words()}"
             )
-        if ended is not None and time.monotonic() - ended > ENDED_FOR and not self._going():
-            raise StoreError(
-                f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} has "
-                f"what it said. Go on with: goldfish run {self._out} --resume"
-            )
-        return ended or time.monotonic()
+        if ended is None or time.monotonic() - ended <= ENDED_FOR:
+            return ended or time.monotonic()
+        if not self._going():
+            raise self._ended()
+        return time.monotonic()
+
+    def _ended(self) -> StoreError:
+        self._find_run()
+        return StoreError(
+            f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} has what "
+            f"it said. Go on with: goldfish run {self._out} --resume"
+        )
 
     def _going(self) -> bool:
         """Ask the SuperLink whether the run is still going (its log ends when it restarts)."""
