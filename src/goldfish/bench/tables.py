@@ -90,8 +90,8 @@ def _unlearning_rows(unlearning: dict[str, Measured], engine: float) -> list[Row
     retrain, goldfish = (unlearning[f"{m}: seconds"].median for m in ("retrain", "goldfish"))
     rate = unlearning["goldfish: rate"].median
     return [
-        Row("retrain round", f"{retrain:.2f} s"),
-        Row("goldfish round", f"{goldfish:.2f} s", goldfish / retrain, "of a retrain round"),
+        Row("ten rounds of retrain", f"{retrain:.1f} s"),
+        Row("ten rounds of goldfish", f"{goldfish:.1f} s", goldfish / retrain, "of retrain's"),
         Row("complete Goldfish step", f"{rate:,.0f} images/s", rate / engine, "of training"),
     ]
 

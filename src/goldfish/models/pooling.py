@@ -21,8 +21,11 @@ class MaxPool2x2(nn.MaxPool2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the maximum of each window; a last odd row or column is left out."""
-        transformed = is_functorch_wrapped_tensor(inputs)  # by torch.func, as for one sample each
-        if inputs.device.type != "cpu" or torch.compiler.is_compiling() or transformed:
+        if (
+            torch.compiler.is_compiling()
+            or inputs.device.type != "cpu"
+            or is_functorch_wrapped_tensor(inputs)  # torch.func looks at single samples
+        ):
             return cast("Tensor", super().forward(inputs))
         height, width = inputs.shape[-2] // 2 * 2, inputs.shape[-1] // 2 * 2
         even = inputs[..., :height, :width]
