@@ -107,6 +107,20 @@ class FlowerFederation:
         """All clients work at a time, each on its own node."""
         return len(self._setups)
 
+    def greet(self) -> None:
+        """Find out which node is which client, so that the first round need not wait for it.
+
+        Returns when all clients are there, or after the settings' patience.
+        """
+        began = time.monotonic()
+        while missing := [c for c in self._setups if self._node_of(c) is None]:
+            if time.monotonic() - began >= self._settings.patience:
+                self._missed |= dict.fromkeys(missing, began)
+                return
+            self._look_for_nodes()
+            self._collect({})
+            time.sleep(self._settings.poll)
+
     def run(self, tasks: Sequence[Task], _steps: Mapping[str, ClientStep]) -> RoundReplies:
         """Send all tasks; a client that is missing, late or fails becomes a :class:`Failure`."""
         before, began = self.bytes_on_wire, time.monotonic()
@@ -166,7 +180,7 @@ class FlowerFederation:
     def _follow(self, jobs: Sequence[_Job]) -> None:
         """Send again where the client came back as another node: the old one is gone."""
         for job in jobs:
-            node = self._node_of(job)
+            node = self._node_of(job.client_id)
             if node not in (None, job.node):
                 logger.info("%s is node %s now; its task is sent again", job.client_id, node)
                 job.message = None
@@ -175,7 +189,7 @@ class FlowerFederation:
         """Send each order to the node that is its client, if there is one."""
         now = time.monotonic()
         for job in jobs:
-            node = self._node_of(job)
+            node = self._node_of(job.client_id)
             if node is None:
                 self._missed.setdefault(job.client_id, now)
                 continue
@@ -189,12 +203,12 @@ class FlowerFederation:
             job.message = self._push(content, node, kind, left)
             job.node = node
 
-    def _node_of(self, job: _Job) -> int | None:
-        """Return the node that is a job's client; two different ones are an error in the end."""
+    def _node_of(self, client_id: str) -> int | None:
+        """Return the node that is a client; two different ones are an error in the end."""
         own = {
             node: who
             for node, who in self._nodes.items()
-            if isinstance(who, wire.Identity) and who.client_id == job.client_id
+            if isinstance(who, wire.Identity) and who.client_id == client_id
         }
         stores = {who.store for who in own.values()}
         # One store: a node that came back while its old number is still listed. The newest counts.
@@ -292,7 +306,7 @@ class FlowerFederation:
 
         A node that is there and has not said yet who it is may be the one.
         """
-        if self._node_of(job) is not None:
+        if self._node_of(job.client_id) is not None:
             return False
         since = job.began if self._asked else self._missed.get(job.client_id, now)
         return now - since >= self._settings.patience

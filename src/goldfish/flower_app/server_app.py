@@ -56,7 +56,7 @@ def engine_on(grid: Grid, config: Config) -> EngineFactory:
     """Return what makes the engine of a run whose clients are the nodes of ``grid``."""
 
     def make(scenario: Scenario, machine: Machine, run_id: str) -> FlowerFederation:
-        return FlowerFederation(
+        federation = FlowerFederation(
             grid,
             {client_id: setup.to_json() for client_id, setup in scenario.setups.items()},
             scenario.model,
@@ -64,6 +64,8 @@ def engine_on(grid: Grid, config: Config) -> EngineFactory:
             settings=config.flower,
             threads=machine.threads or 1,
         )
+        federation.greet()
+        return federation
 
     return make
 
