@@ -67,6 +67,14 @@ def test_set() -> TensorExamples:
     return make_examples(60, seed=99, prefix="t")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests with whole deployments, which wait more than they work, to one worker first."""
+    deployments = [item for item in items if "alone" in getattr(item, "fixturenames", ())]
+    for item in deployments:
+        item.add_marker(pytest.mark.xdist_group("deployment"))
+    items.sort(key=lambda item: item not in deployments)
+
+
 @pytest.fixture
 def alone() -> Iterator[None]:
     """Let one test with a whole deployment run at a time: together they crowd each other out."""

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from goldfish.bench import tables
+from goldfish.bench.child import ENGINE, _tree_bytes, arguments, parse, run_whole
+from goldfish.bench.limits import Limits, step_flops
+from goldfish.bench.rounds import Workload, load_images, plain_model
+from goldfish.cli import app
+from goldfish.errors import ConfigError
+from goldfish.feeds import Batch
+from goldfish.training import cross_entropy_objective
+
+
+def test_flops_of_a_step_by_hand() -> None:
+    """A layer of 4 x 3 on 5 samples: 2 * 5 * 4 * 3 = 120 forward, and 120 for its gradient.
+
+    The inputs need no gradient, and the loss is no matrix product.
+    """
+    batch = Batch(torch.zeros(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+    assert step_flops(nn.Linear(4, 3), cross_entropy_objective, batch) == 240
+
+
+def test_the_plain_loop_gets_the_same_model_in_pytorchs_own_layers() -> None:
+    work = Workload()
+    ours, theirs = work.factory()(), plain_model(work)
+    theirs.load_state_dict(ours.state_dict())
+    images = torch.randn(3, 1, 28, 28)
+    assert torch.equal(ours(images), theirs(images))
+    pools = [module for module in theirs.modules() if isinstance(module, nn.MaxPool2d)]
+    assert [type(pool) for pool in pools] == [nn.MaxPool2d, nn.MaxPool2d]
+
+
+def test_a_workload_reaches_its_child() -> None:
+    work = parse(arguments(Workload(model="resnet20", samples=1234), 7))
+    assert (work.model, work.samples, work.clients) == ("resnet20", 1234, (7,))
+
+
+def test_without_the_dataset_noise_of_its_shape_is_measured() -> None:
+    data, what = load_images(Workload(model="resnet32", samples=50))
+    assert what == "50 images of noise in the shape of cifar-10"
+    assert data.images.shape == (50, 3, 32, 32)
+
+
+def test_a_child_that_fails_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"goldfish\.bench\.child failed: .*no-such"):
+        run_whole(ENGINE, Workload(model="no-such", samples=1000), 2)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs /proc")  # noqa: PTH110
+def test_memory_is_that_of_a_process_and_its_children() -> None:
+    grow = "x = bytearray(60_000_000); print(1, flush=True); input()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grow!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert 60_000_000 < _tree_bytes(process.pid) < 200_000_000
+        process.communicate(b"\n")
+
+
+def test_the_command_prints_all_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "measure_limits", lambda *_: Limits(1e12, 1e10))
+    monkeypatch.setattr(tables, "flower_can_simulate", lambda: False)
+    monkeypatch.setenv("COLUMNS", "160")
+    options = ["--samples", "1000", "--turns", "1", "--clients", "2", "--device", "cpu"]
+    threads = torch.get_num_threads()
+    try:
+        result = CliRunner().invoke(app, ["bench", *options])
+    finally:
+        torch.set_num_threads(threads)
+    assert result.exit_code == 0, result.output
+    for words in (
+        "engine, 2 clients",
+        "of the plain loop",
+        "ten rounds of goldfish",
+        "of retrain's",
+        "complete Goldfish step",
+        "of the matrix product",
+        "peak memory",
+        "pip install 'flwr[simulation]'",
+    ):
+        assert words in result.output
