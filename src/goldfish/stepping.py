@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -61,6 +61,50 @@ class Trainer(Protocol):
         """Take a step for each of the batches, given by their positions."""
 
 
+class FusedSgd:
+    """SGD with momentum: ``torch.optim.SGD(fused=True)`` to the bit, by the kernel it calls.
+
+    PyTorch's optimisers import its compiler when they are first used, which takes a second: much
+    for a client's process that lives for one round.
+    """
+
+    def __init__(
+        self, weights: Iterable[nn.Parameter], sgd: Sgd, learning_rate: float | Tensor
+    ) -> None:
+        self._weights = list(weights)
+        self._sgd = sgd
+        self._rate = learning_rate
+        self._velocities = [torch.zeros_like(w) for w in self._weights] if sgd.momentum else []
+
+    def restart(self, learning_rate: float) -> None:
+        """Begin again, at rest, with another step size in the tensor that was given at first."""
+        cast("Tensor", self._rate).fill_(learning_rate)
+        for velocity in self._velocities:
+            velocity.zero_()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for weight in self._weights:
+            weight.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the weights that have gradients."""
+        moving = [place for place, weight in enumerate(self._weights) if weight.grad is not None]
+        torch._fused_sgd_(
+            [self._weights[place] for place in moving],
+            [cast("Tensor", self._weights[place].grad) for place in moving],
+            [self._velocities[place] for place in moving] if self._velocities else [],
+            weight_decay=self._sgd.weight_decay,
+            momentum=self._sgd.momentum,
+            lr=self._rate,  # type: ignore[arg-type]
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
+
+
 class TrainingStep:
     """One step of SGD on a batch.
 
@@ -75,13 +119,7 @@ class TrainingStep:
         self.model = model
         self._half = HalfCopy(model) if sgd.precision == "bf16" else None
         self._objective = objective
-        self._optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=learning_rate,
-            momentum=sgd.momentum,
-            weight_decay=sgd.weight_decay,
-            fused=True,
-        )
+        self._optimizer = FusedSgd(model.parameters(), sgd, learning_rate)
         self._norms = [
             module
             for module in model.modules()
@@ -91,12 +129,7 @@ class TrainingStep:
 
     def restart(self, learning_rate: float) -> None:
         """Begin another training with the step size tensor that was given at first."""
-        for group in self._optimizer.param_groups:
-            group["lr"].fill_(learning_rate)
-            for weight in group["params"]:
-                if group["momentum"]:
-                    state = self._optimizer.state[weight]
-                    state.setdefault("momentum_buffer", torch.zeros_like(weight)).zero_()
+        self._optimizer.restart(learning_rate)
 
     def __call__(
         self, gather: Callable[[], Batch], precondition: Precondition | None = None
