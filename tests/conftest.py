@@ -68,7 +68,7 @@ def test_set() -> TensorExamples:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests with whole deployments, which wait more than they work, to one worker first."""
+    """Give the tests with whole deployments, which mostly wait, to one worker, and first."""
     deployments = [item for item in items if "alone" in getattr(item, "fixturenames", ())]
     for item in deployments:
         item.add_marker(pytest.mark.xdist_group("deployment"))

@@ -28,7 +28,7 @@ def test_sgd_has_the_bits_of_pytorchs(momentum: float, weight_decay: float) -> N
         own.zero_grad()
         reference.zero_grad()
         for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            if place == 0 or step % 2:
+            if place == 0 or step % 2 == 0:
                 a.grad = torch.randn(a.shape, generator=generator)
                 b.grad = a.grad.clone()
         own.step()
