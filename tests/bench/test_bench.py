@@ -1,8 +1,10 @@
 from __future__ import annotations
 
-import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,7 +56,7 @@ def test_a_child_that_fails_says_why() -> None:
         run_whole(ENGINE, Workload(model="no-such", samples=1000), 2)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs /proc")  # noqa: PTH110
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
 def test_memory_is_that_of_a_process_and_its_children() -> None:
     grow = "x = bytearray(60_000_000); print(1, flush=True); input()"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grow!r}])"
@@ -67,14 +69,15 @@ def test_memory_is_that_of_a_process_and_its_children() -> None:
         process.communicate(b"\n")
 
 
-def test_the_command_prints_all_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_of_the_page_prints_all_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "measure_limits", lambda *_: Limits(1e12, 1e10))
     monkeypatch.setattr(tables, "flower_can_simulate", lambda: False)
     monkeypatch.setenv("COLUMNS", "160")
-    options = ["--samples", "1000", "--turns", "1", "--clients", "2", "--device", "cpu"]
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    (command,) = re.findall(r"^```console\n(goldfish bench .*)\n```", page, re.MULTILINE)
     threads = torch.get_num_threads()
     try:
-        result = CliRunner().invoke(app, ["bench", *options])
+        result = CliRunner().invoke(app, shlex.split(command)[1:])
     finally:
         torch.set_num_threads(threads)
     assert result.exit_code == 0, result.output
