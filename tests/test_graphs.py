@@ -5,7 +5,9 @@ What a GPU adds to this is in tests/engines/test_gpu.py.
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -204,3 +206,16 @@ def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFix
         "The training step of Sequential cannot be recorded as a CUDA graph (a branch on values): "
         "it trains step by step, which is slower and gives the same result."
     ]
+
+
+def test_recordings_end_with_their_model() -> None:
+    model = network()
+    allow_recording(model, Recordings())
+    feed, count, order = goldfish_feed(images(215, 0), None, network())
+    objective = GoldfishObjective(GoldfishSettings(), 2.5)
+    settings = TrainingSettings(batch_size=10)
+    fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

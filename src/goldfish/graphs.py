@@ -11,7 +11,6 @@ import functools
 import itertools
 import logging
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -153,7 +152,7 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, record: Record) -> None:
-        self._model = weakref.ref(model)
+        self._model = model
         self._record = record
         self._kept: OrderedDict[Hashable, RecordedTrainer] = OrderedDict()
 
@@ -168,7 +167,7 @@ class Recorder:
         key = (feed.gather, objective, sgd)
         if key not in self._kept:
             rate = torch.tensor(learning_rate, device=feed.gather.device)
-            step = TrainingStep(cast("nn.Module", self._model()), objective, sgd, rate)
+            step = TrainingStep(self._model, objective, sgd, rate)
             self._kept[key] = RecordedTrainer(step, feed.gather, self._record)
             while len(self._kept) > KEPT_RECORDINGS:
                 self._kept.popitem(last=False)
@@ -237,18 +236,18 @@ class RecordedTrainer:
         return part.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else part
 
 
-_recorders: weakref.WeakKeyDictionary[nn.Module, Recorder] = weakref.WeakKeyDictionary()
-"""The models on a GPU whose steps may be recorded."""
+_ATTRIBUTE = "_goldfish_recorder"
+"""Where a model has its recorder, so that the two live and end together."""
 
 
 def allow_recording(model: nn.Module, record: Record = record_on_device) -> None:
     """Let the steps of a model be recorded; from then on its weights must not move."""
-    _recorders[model] = Recorder(model, record)
+    setattr(model, _ATTRIBUTE, Recorder(model, record))
 
 
 def recorder_of(model: nn.Module) -> Recorder | None:
     """Return what keeps a model's recorded steps; None where they may not be recorded."""
-    return _recorders.get(model)
+    return getattr(model, _ATTRIBUTE, None)
 
 
 @functools.cache
