@@ -67,6 +67,7 @@ def test_set() -> TensorExamples:
     return make_examples(60, seed=99, prefix="t")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests with whole deployments, which mostly wait, to one worker, and first."""
     deployments = [item for item in items if "alone" in getattr(item, "fixturenames", ())]
