@@ -67,13 +67,9 @@ def test_set() -> TensorExamples:
     return make_examples(60, seed=99, prefix="t")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests with whole deployments, which mostly wait, to one worker, and first."""
-    deployments = [item for item in items if "alone" in getattr(item, "fixturenames", ())]
-    for item in deployments:
-        item.add_marker(pytest.mark.xdist_group("deployment"))
-    items.sort(key=lambda item: item not in deployments)
+    """Begin with the tests of whole deployments: they mostly wait, and one worker has them all."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+
+pytestmark = pytest.mark.xdist_group("deployment")
 
 ProcessesOf = Callable[[Path], dict[int, str]]
 GONE = {"Timeout", "NodeUnavailable", "MessageLost"}

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from goldfish.flower_app.deployment import HOST
 from goldfish.flower_app.keys import Keys, make_keys
 from goldfish.flower_app.processes import Child, executable, free_ports
+
+pytestmark = pytest.mark.xdist_group("deployment")
 
 Eventually = Callable[[Callable[[], object]], None]
 
