@@ -68,8 +68,8 @@ def test_set() -> TensorExamples:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of whole deployments: they mostly wait, and one worker has them all."""
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+    """Begin with the tests of whole deployments: of two workers the first then gets them all."""
+    items.sort(key=lambda item: item.get_closest_marker("deployment") is None)
 
 
 @pytest.fixture

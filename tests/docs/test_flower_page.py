@@ -45,7 +45,7 @@ def goldfish(command: list[str], folder: Path) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.xdist_group("deployment")
+@pytest.mark.deployment
 def test_the_commands_for_one_machine_run(tmp_path: Path, alone: None) -> None:
     """With TLS and keys, on a port of the test's own, and with fewer rounds."""
     (port,) = free_ports(1, "127.0.0.1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.xdist_group("deployment")
+pytestmark = pytest.mark.deployment
 
 ProcessesOf = Callable[[Path], dict[int, str]]
 GONE = {"Timeout", "NodeUnavailable", "MessageLost"}

@@ -13,7 +13,7 @@ from goldfish.flower_app.deployment import HOST
 from goldfish.flower_app.keys import Keys, make_keys
 from goldfish.flower_app.processes import Child, executable, free_ports
 
-pytestmark = pytest.mark.xdist_group("deployment")
+pytestmark = pytest.mark.deployment
 
 Eventually = Callable[[Callable[[], object]], None]
 
