@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -149,3 +150,16 @@ def test_a_federation_needs_clients_with_different_ids(
     data = make_clients()[0].retained
     with pytest.raises(goldfish.ConfigError, match=message):
         goldfish.InProcess([Client(i, data) for i in ids], small_net)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_models_learn_the_same(
+    make_clients: Callable[..., list[Client]], small_net: type[nn.Module]
+) -> None:
+    found = []
+    for compiled in (False, True):
+        federation = goldfish.InProcess(make_clients((40, 40)), small_net, compiled=compiled)
+        trained = goldfish.train(federation, rounds=2, learning_rate=0.05, batch_size=20)
+        found.append(trained.params)
+    for name, value in found[0].items():
+        assert torch.allclose(found[1][name].double(), value.double(), atol=1e-5), name
