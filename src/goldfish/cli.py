@@ -90,7 +90,7 @@ Threads = Annotated[
 ]
 Compile = Annotated[
     bool,
-    typer.Option("--compile", help="Compile models: faster after a pause; may change last bits."),
+    typer.Option("--compile", help="Compile models with torch.compile; may change the last bits."),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
 
@@ -148,7 +148,7 @@ def bench(
     model: Annotated[str, typer.Option("--model", help="lenet5, or a ResNet.")] = "lenet5",
     clients: Annotated[
         list[int] | None,
-        typer.Option("--clients", min=1, help="May be repeated.  [default: 5, 100]"),
+        typer.Option("--clients", min=1, help="May be repeated; by default 5, then 100."),
     ] = None,
     samples: Annotated[
         int, typer.Option("--samples", min=1000, help="Images of a round.")

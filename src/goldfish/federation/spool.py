@@ -17,7 +17,7 @@ from torch import Tensor
 from goldfish.params import flatten
 from goldfish.types import Params
 
-IN_MEMORY = 64 * 2**20
+IN_MEMORY = 8 * 2**20
 """Bytes of updates that a round may keep in memory."""
 
 
