@@ -24,6 +24,9 @@ Fault = Callable[[Message], "Message | None"]
 """Stands between a message and its client: returns the reply, or None for no reply at all."""
 
 
+MEMBERS = ["ward-a", "ward-b", "ward-c"]
+
+
 def over_the_wire(message: Message) -> Message:
     """Return the message as it arrives: written to bytes, and read back."""
     objects = get_all_nested_objects(message)
@@ -96,6 +99,10 @@ class LocalGrid(Grid):
         context = Context(1, node, self.nodes[node], RecordDict(), {})
         return app(message, context)
 
+    def hold_back(self, message: Message) -> None:
+        """Keep a message for later: its node has not carried it out yet."""
+        self._waiting[message.metadata.message_id] = message
+
     def tasks(self) -> list[Message]:
         """Return the messages that asked for a step."""
         return [m for m in self.sent if m.metadata.message_type.startswith("train.")]
@@ -153,5 +160,31 @@ def make_config(images: Path) -> Callable[..., Config]:
         for name, table in tables.items():
             values[name] = table if name == "deletion" else {**values.get(name, {}), **table}
         return parse_config(values)
+
+    return build
+
+
+@pytest.fixture
+def wards(grid: LocalGrid, images: Path, tmp_path: Path) -> LocalGrid:
+    """Every node has a file of its own with a third of the samples; the server has the test."""
+    whole = np.load(images)
+    for number, (node, name) in enumerate(zip(list(grid.nodes), MEMBERS, strict=True)):
+        part = slice(40 * number, 40 * number + 40)
+        path = tmp_path / f"{name}.npz"
+        ids = [f"{name}-{n}" for n in range(40)]
+        np.savez(
+            path, x_train=whole["x_train"][part], y_train=whole["y_train"][part], ids_train=ids
+        )
+        state = grid.nodes[node]["state-dir"]
+        grid.nodes[node] = {"client-id": name, "data": "npz", "path": str(path), "state-dir": state}
+    np.savez(tmp_path / "test.npz", x_test=whole["x_test"], y_test=whole["y_test"])
+    return grid
+
+
+@pytest.fixture
+def make_own(make_config: Callable[..., Config], tmp_path: Path) -> Callable[..., Config]:
+    def build(**tables: Any) -> Config:
+        data = {"path": str(tmp_path / "test.npz"), "members": MEMBERS}
+        return make_config(data=data, **tables)
 
     return build

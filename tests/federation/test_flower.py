@@ -14,17 +14,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Error, Message
 
+from goldfish.data import load_half
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
 from goldfish.experiments.config import Config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
+from goldfish.federation import flower, wire
 from goldfish.federation.flower import FlowerFederation
+from goldfish.federation.spool import Spool
 from goldfish.flower_app.server_app import engine_on
 from goldfish.methods import METHODS
 from goldfish.params import digest, num_bytes
 from goldfish.store import load_checkpoint
+from goldfish.types import Params
 
 MakeConfig = Callable[..., Config]
 MACHINE = Machine(threads=1)
@@ -199,6 +204,76 @@ def test_a_client_that_raises_is_reported_and_survived(
     assert "nowhere.npz: cannot be read" in failures[0]["cause"]
 
 
+def first_of(params: Params, change: Callable[[Any], Any]) -> Params:
+    (name, tensor), *_ = params.items()
+    return {**params, name: change(tensor)}
+
+
+WRONG: dict[str, Callable[[Params], Params]] = {
+    "nothing": lambda params: {},
+    "without its last": lambda params: dict(list(params.items())[:-1]),
+    "with one more": lambda params: {**params, "more": torch.zeros(1)},
+    "another type": lambda params: first_of(params, lambda t: t.double()),
+    "another shape": lambda params: first_of(params, lambda t: t[:-1]),
+    "turned": lambda params: first_of(params, lambda t: t.T.contiguous()),
+    "an ensemble too many": lambda params: {
+        **params,
+        **{name.replace("members.0.", "members.9."): t for name, t in params.items()},
+        "members.8.": torch.zeros(1),
+    },
+}
+
+
+def with_update(grid: Any, change: Callable[[Params], Params]) -> Callable[[Any], Any]:
+    """Return what lets a node answer tasks with other parameters than it should."""
+
+    def lie(message: Any) -> Any:
+        reply = grid.carry_out(message)
+        if message.metadata.message_type.startswith("train."):
+            answer = wire.decode_reply(reply.content)
+            if isinstance(answer, wire.Answer):
+                update = replace(answer.update, params=change(answer.update.params))
+                content = wire.encode_answer(replace(answer, update=update))
+                return Message(content, reply_to=message)
+        return reply
+
+    return lie
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_update_that_is_no_such_model_is_a_failure_and_survived(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, wrong: str
+) -> None:
+    grid.faults[11] = with_update(grid, WRONG[wrong])
+    run_on(grid, make_config(unlearning={"methods": ["goldfish", "sisa"]}), tmp_path / "out")
+    failures = failures_of(tmp_path / "out")
+    assert {(f["client_id"], f["error"]) for f in failures} == {("client-2", "WireError")}
+    assert all(f["cause"].startswith("the update") for f in failures)
+    assert len(failures) == 3 + 2 + 1, "SISA's deletion asks client-1 alone"
+
+
+def test_an_ensemble_may_lack_the_members_of_empty_shards(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """With more shards than samples some have no member, and the others are numbered anew."""
+    config = make_config(unlearning={"methods": ["sisa"], "sisa": {"sisa_shards": 60}})
+    run_on(grid, config, tmp_path / "flower")
+    in_process(config, tmp_path / "here")
+    assert failures_of(tmp_path / "flower") == []
+    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
+
+
+def test_a_client_that_returns_a_model_where_none_was_sent_is_a_failure(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    grid.faults[11] = with_update(grid, lambda params: params or {"model": torch.zeros(3)})
+    config = make_config(training={"shards": 2}, unlearning={"methods": ["retrain-tuned"]})
+    run_on(grid, config, tmp_path / "out")
+    assert [(f["client_id"], f["error"], f["cause"]) for f in failures_of(tmp_path / "out")] == [
+        ("client-2", "WireError", "the update has an unknown tensor 'model'")
+    ]
+
+
 def test_errors_that_a_retry_cannot_mend_end_the_run_as_in_process(
     grid: Any, make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -230,6 +305,47 @@ def test_a_late_client_is_left_out_and_takes_part_again(
     assert failures_of(tmp_path / "out") == [
         {"client_id": "client-3", "error": "Timeout", "cause": "no answer within 0.5 s"}
     ]
+
+
+def test_a_late_client_is_reported_with_what_went_wrong_before(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    tries = itertools.count(1)
+
+    def crash_then_stay_silent_once(message: Any) -> Any:
+        if message.metadata.message_type.startswith("query."):
+            return grid.carry_out(message)
+        number = next(tries)
+        if number == 1:
+            return Message(Error(8, "out of memory"), reply_to=message)
+        return None if number == 2 else grid.carry_out(message)
+
+    grid.faults[12] = crash_then_stay_silent_once
+    run_on(grid, make_config(unlearning=ONE_METHOD, flower={"timeout": 0.5}), tmp_path / "out")
+    (failure,) = failures_of(tmp_path / "out")
+    assert failure["error"] == "Timeout"
+    assert failure["cause"] == "no answer within 0.5 s after ClientAppCrashed: out of memory"
+
+
+def test_a_node_that_dies_late_in_a_round_has_the_whole_patience_to_come_back(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """It is asked again who it is; the round's first seconds, when it was there, do not count."""
+    died: list[float] = []
+
+    def dies_once_and_answers_slowly(message: Any) -> Any:
+        if not died and message.metadata.message_type.startswith("train."):
+            time.sleep(0.8)
+            died.append(time.monotonic())
+            return Message(Error(5, "Node unavailable"), reply_to=message)
+        if died and time.monotonic() - died[0] < 0.2:
+            return grid.hold_back(message)
+        return grid.carry_out(message)
+
+    grid.faults[11] = dies_once_and_answers_slowly
+    run_on(grid, make_config(unlearning=ONE_METHOD, flower={"patience": 0.7}), tmp_path / "out")
+    assert died
+    assert failures_of(tmp_path / "out") == []
 
 
 def test_a_client_that_is_not_there_is_a_failure_down_to_the_quorum(
@@ -284,6 +400,31 @@ def test_two_nodes_that_claim_one_client_are_refused_in_words(
     grid.nodes[12] |= {"partition-id": 1}
     with pytest.raises(ConfigError, match=r"the nodes 11 and 12 both say that they are client-2"):
         run_on(grid, make_config(), tmp_path / "out")
+
+
+def test_a_node_with_a_new_disk_beside_its_old_number_is_no_twin(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The old number stays listed for a while, but nobody answers there any more."""
+    rounds = itertools.count(1)
+
+    def watch(message: Any) -> Any:
+        if message.metadata.message_type.startswith("train."):
+            index = next(rounds)
+            if index == 2:
+                grid.nodes[21] = {**grid.nodes[11], "state-dir": str(tmp_path / "state" / "new")}
+                grid.faults[11] = lambda _: None
+            if index == 4:
+                del grid.nodes[11]
+        return grid.carry_out(message)
+
+    grid.faults[10] = watch
+    config = make_config(unlearning=ONE_METHOD, flower={"timeout": 1.5})
+    run_on(grid, config, tmp_path / "out")
+    failures = failures_of(tmp_path / "out")
+    assert [f["error"] for f in failures[:2]] == ["Timeout", "NotConnected"]
+    assert "the nodes 11 and 21 have said that they are client-2" in failures[1]["cause"]
+    assert carried_out(tmp_path / "state" / "new")
 
 
 def test_a_node_that_was_mended_takes_part_in_the_next_round(
@@ -350,14 +491,29 @@ def everything_sent(grid: Any) -> list[Any]:
     return [m.content for m in (*grid.sent, *grid.replies) if m.has_content()]
 
 
+def as_bytes(images: Path) -> list[bytes]:
+    """Return every image as it might leave: as it is kept, as numbers, and as a model sees it."""
+    pixels = np.load(images)["x_train"]
+    inputs, _ = load_half("npz", images, "train")[0].batch(torch.arange(len(pixels)))
+    forms = (pixels, pixels.astype(np.float32), inputs.numpy())
+    return [image.tobytes() for form in forms for image in form]
+
+
+@pytest.mark.parametrize("data", ["shared", "own"])
 def test_no_sample_and_no_label_leaves_its_client(
-    grid: Any, make_config: MakeConfig, tmp_path: Path, images: Path
+    grid: Any, request: pytest.FixtureRequest, tmp_path: Path, images: Path, data: str
 ) -> None:
     """Every message of a run, in full: models, ids, settings and counts, and nothing else."""
-    config = make_config(unlearning=ONE_METHOD, training={"shards": 2})
-    run_on(grid, config, tmp_path / "out")
+    tables: dict[str, Any] = {"unlearning": ONE_METHOD, "training": {"shards": 2}}
+    if data == "own":
+        request.getfixturevalue("wards")
+        asked = tmp_path / "ids.txt"
+        asked.write_text("".join(f"ward-a ward-a-{n}\n" for n in range(12)))
+        tables["deletion"] = {"samples": str(asked)}
+    make = request.getfixturevalue("make_own" if data == "own" else "make_config")
+    run_on(grid, make(**tables), tmp_path / "out")
     model = load_checkpoint(tmp_path / "out" / "checkpoints" / "origin.safetensors").params
-    pixels = [image.tobytes() for image in np.load(images)["x_train"]]
+    pixels = as_bytes(images)
     assert len(everything_sent(grid)) > 30
     for content in everything_sent(grid):
         assert not content.metric_records
@@ -368,15 +524,19 @@ def test_no_sample_and_no_label_leaves_its_client(
         told = {name: set(record) for name, record in content.config_records.items()}
         for name, keys in told.items():
             assert keys <= TOLD[name]
+        if "update" in told:
+            metrics = json.loads(str(content.config_records["update"]["metrics"]))
+            assert set(metrics) == {"loss", "steps", "samples"}
+            assert all(type(value) in (int, float) for value in metrics.values())
     (requests,) = {
         m.content.config_records["task"]["requests"]
         for m in grid.tasks()
         if m.metadata.message_type == "train.goldfish" and m.metadata.dst_node_id == 10
     }
-    (request,) = json.loads(str(requests))
-    assert set(request) == {"client_id", "sample_ids", "class_label"}
-    assert request["class_label"] is None
-    assert len(request["sample_ids"]) == 12
+    (removal,) = json.loads(str(requests))
+    assert set(removal) == {"client_id", "sample_ids", "class_label"}
+    assert removal["class_label"] is None
+    assert len(removal["sample_ids"]) == 12
 
 
 TOLD = {
@@ -388,6 +548,29 @@ TOLD = {
     "update": {"id", "client", "examples", "metrics", "kept", "manifests"},
     "identity": {"client_id", "store", "version"},
 }
+
+
+def test_a_round_with_much_to_keep_gives_the_same_bits(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The updates wait in a file; the server's memory does not grow with its clients."""
+    kept: list[Params] = []
+    put = Spool.put
+
+    def watched(spool: Spool, params: Params) -> Params:
+        kept.append(put(spool, params))
+        return kept[-1]
+
+    config = make_config(
+        training={"shards": 2}, unlearning={"methods": ["goldfish", "sisa", "retrain-tuned"]}
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(flower, "IN_MEMORY", 0)
+        patched.setattr(Spool, "put", watched)
+        run_on(grid, config, tmp_path / "flower")
+    in_process(config, tmp_path / "here")
+    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
+    assert len(kept) > 3 * 3
 
 
 def test_the_bytes_on_the_wire_match_the_bytes_that_are_counted(

@@ -28,32 +28,6 @@ MACHINE = Machine(threads=1)
 MEMBERS = ["ward-a", "ward-b", "ward-c"]
 
 
-@pytest.fixture
-def wards(grid: Any, images: Path, tmp_path: Path) -> Any:
-    """Every node has a file of its own with a third of the samples; the server has the test."""
-    whole = np.load(images)
-    for number, (node, name) in enumerate(zip(list(grid.nodes), MEMBERS, strict=True)):
-        part = slice(40 * number, 40 * number + 40)
-        path = tmp_path / f"{name}.npz"
-        ids = [f"{name}-{n}" for n in range(40)]
-        np.savez(
-            path, x_train=whole["x_train"][part], y_train=whole["y_train"][part], ids_train=ids
-        )
-        state = grid.nodes[node]["state-dir"]
-        grid.nodes[node] = {"client-id": name, "data": "npz", "path": str(path), "state-dir": state}
-    np.savez(tmp_path / "test.npz", x_test=whole["x_test"], y_test=whole["y_test"])
-    return grid
-
-
-@pytest.fixture
-def make_own(make_config: MakeConfig, tmp_path: Path) -> MakeConfig:
-    def build(**tables: Any) -> Config:
-        data = {"path": str(tmp_path / "test.npz"), "members": MEMBERS}
-        return make_config(data=data, **tables)
-
-    return build
-
-
 def run_on(grid: Any, config: Config, out: Path) -> None:
     for _ in run_experiment(config, out, MACHINE, engine=engine_on(grid, config)):
         pass

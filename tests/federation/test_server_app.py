@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,22 @@ def test_it_runs_into_its_directory_and_tells_its_progress(
     start(grid, run_dir=out)  # finished: nothing is left to do, and no client is asked
     assert len(grid.tasks()) == asked
     assert read_lines(out / LOG, place)[0][-1] == {"done": True}
+
+
+def test_a_finished_run_waits_for_nobody(
+    grid: Any, make_config: MakeConfig, config_file: Path, tmp_path: Path
+) -> None:
+    config = make_config(
+        unlearning={"methods": ["goldfish"], "rounds": 1}, flower={"patience": 30.0}
+    )
+    config_file.write_text(config.to_toml())
+    out = tmp_path / "run"
+    start(grid, run_dir=out, config=config_file)
+    grid.nodes.clear()
+    begin = time.monotonic()
+    start(grid, run_dir=out)
+    assert time.monotonic() - begin < 15
+    assert read_lines(out / LOG, 0)[0][-1] == {"done": True}
 
 
 def test_a_configuration_beside_the_app_is_found(

@@ -72,6 +72,12 @@ def test_a_type_that_cannot_travel_is_refused() -> None:
         ([["a", "float32", [-2]]], "name, type and shape were expected"),
         ([["a", "float32", [2.0]]], "name, type and shape were expected"),
         ([["a", ["float32"], [2]]], "name, type and shape were expected"),
+        ([["a", "float32", ""]], "name, type and shape were expected"),
+        ([["a", "float32", {}]], "name, type and shape were expected"),
+        ([["a", "float32", [10**30, 0]]], "name, type and shape were expected"),
+        ([["a", "float32", [2**62, 2**62, 0]]], "name, type and shape were expected"),
+        ([["a", "float32", [10**3000] * 9]], "name, type and shape were expected"),
+        ([["a", "float32", [1] * 100]], "name, type and shape were expected"),
         ([17], "name, type and shape were expected"),
         ({"a": 1}, "a list was expected"),
     ],
@@ -129,7 +135,7 @@ def test_the_id_of_an_order_depends_on_all_that_it_asks(change: dict[str, Any]) 
 
 
 def test_an_answer_comes_back_as_it_was() -> None:
-    update = Update("client-1", MODEL, 12, {"loss": float("inf"), "steps": 3})
+    update = Update("client-1", MODEL, 12, {"loss": float("inf"), "steps": 3, "samples": 9})
     back = wire.decode_reply(wire.encode_answer(wire.Answer("id", update, 40)))
     assert isinstance(back, wire.Answer)
     assert (back.id, back.kept) == ("id", 40)
@@ -196,6 +202,50 @@ def test_an_order_that_makes_no_sense_is_refused(
     change(content)
     with pytest.raises(WireError, match=message):
         wire.decode_order(content)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+NESTED = "[" * 400 + "]" * 400
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_change("update", client=3), "'client' is 3; text was expected"),
+        (_change("update", examples=-1), "'examples' is -1; a whole number was expected"),
+        (_change("update", kept=0.5), "'kept' is 0.5; a whole number was expected"),
+        (_change("update", manifests=DEEP), "'manifests' is not JSON"),
+        (_change("update", manifests=NESTED), "a table was expected"),
+        (_change("update", manifests=json.dumps({"params": DEEP})), "'manifest' is not JSON"),
+        (_change("update", manifests='{"params": [[]]}'), "'params' is .*; text was expected"),
+        (_change("update", metrics=DEEP), "'metrics' is not JSON"),
+        (_change("update", metrics="9" * 5000), "'metrics' is not JSON"),
+        (_change("update", metrics="{}"), "'loss' is None; a number was expected"),
+        (_change("update", metrics='{"loss": "low"}'), "'loss' is 'low'; a number was expected"),
+        (_change("update", metrics='{"loss": 0, "steps": 1}'), "'samples' is None"),
+        (_change("update", metrics='{"loss": 0, "samples": Infinity}'), "'samples' is inf"),
+        (_change("update", metrics='{"loss": 0, "samples": NaN}'), "'samples' is nan"),
+        (_change("update", metrics='{"loss": 0, "samples": true}'), "'samples' is True"),
+        (_change("update", metrics=f'{{"loss": {NESTED}}}'), "'loss' is .*; a number was expected"),
+    ],
+)
+def test_a_reply_that_makes_no_sense_is_refused(
+    change: Callable[[RecordDict], None], message: str
+) -> None:
+    update = Update("client-1", MODEL, 12, {"loss": 0.5, "steps": 3, "samples": 9})
+    content = wire.encode_answer(wire.Answer("id", update, 40))
+    change(content)
+    with pytest.raises(WireError, match=message) as caught:
+        wire.decode_reply(content)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("digests", [DEEP, "3", "[3]", f"[{NESTED}]"])
+def test_a_reply_that_asks_for_nonsense_is_refused(digests: str) -> None:
+    content = wire.encode_missing([])
+    content.config_records[wire.MISSING]["digests"] = digests
+    with pytest.raises(WireError):
+        wire.decode_reply(content)
 
 
 def test_the_bytes_on_the_wire_are_those_of_the_model_and_little_else() -> None:

@@ -147,6 +147,42 @@ def test_a_constant_that_is_gone_is_asked_for(tmp_path: Path) -> None:
         assert store.keep(bare) == sorted([full.setup, full.constants["teacher"]])
 
 
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def test_a_damaged_constant_is_asked_for_and_replaced(tmp_path: Path) -> None:
+    full = order(teacher=1.0)
+    bare = wire.Received(**{**vars(full), "sent": {}, "sent_setup": None})
+    with ClientStore(tmp_path) as store:
+        store.keep(full)
+        truncate(tmp_path / "arrays" / f"{full.constants['teacher']}.safetensors")
+        assert store.keep(bare) == [full.constants["teacher"]]
+        assert store.keep(full) == store.keep(bare) == []
+        assert digest(store.constants(bare)["teacher"]) == digest(model(1.0))
+
+
+def test_a_damaged_answer_is_worked_out_and_written_again(tmp_path: Path) -> None:
+    work(tmp_path, order(), {})
+    truncate(tmp_path / "arrays" / f"{digest(model(9.0))}.safetensors")
+    assert known(tmp_path, order()) is None
+    work(tmp_path, order(), {})
+    assert known(tmp_path, order()) is not None
+
+
+def test_damaged_cached_values_are_not_there(tmp_path: Path) -> None:
+    logits = torch.arange(4.0)
+    for index in (1, 2):
+        with ClientStore(tmp_path) as store:
+            store.keep(order(index=index))
+            state = store.state(order(index=index))
+            assert "logits" not in state.cache
+            state.cache["logits"] = "print", logits
+            store.commit(order(index=index), Update("client-1", {}, 0, {}), state)
+            assert "logits" in store.state(order(index=3)).cache
+        truncate(tmp_path / "arrays" / f"{digest({'value': logits})}.safetensors")
+
+
 def test_disks_do_not_fill(tmp_path: Path) -> None:
     for number in range(20):
         this = order(index=number + 1, run=f"run-{number // 4}", teacher=float(number))

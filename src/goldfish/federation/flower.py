@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -17,6 +17,9 @@ from flwr.serverapp import Grid
 from goldfish.errors import ConfigError, WireError
 from goldfish.federation import wire
 from goldfish.federation.settings import FlowerSettings
+from goldfish.federation.spool import IN_MEMORY, Spool
+from goldfish.params import num_bytes
+from goldfish.training import MEMBERS, count_members
 from goldfish.types import (
     ClientStep,
     Failure,
@@ -42,6 +45,8 @@ class _Job:
 
     order: wire.Order
     began: float
+    spool: Spool | None = None
+    """Where the update waits when a round's are too many for the memory."""
     node: int | None = None
     message: str | None = None
     """The message that is out; None when there is none."""
@@ -56,6 +61,15 @@ class _Job:
     @property
     def client_id(self) -> str:
         return self.order.task.client_id
+
+    @property
+    def after(self) -> str:
+        """What went wrong before, as the end of a sentence."""
+        return f" after {self.lost}" if self.lost else ""
+
+    def take(self, update: Update) -> None:
+        kept = update.params if self.spool is None else self.spool.put(update.params)
+        self.outcome = replace(update, params=kept)
 
     def fail(self, error: str, cause: str) -> None:
         self.outcome = Failure(self.client_id, error, cause)
@@ -94,6 +108,8 @@ class FlowerFederation:
         self._looked = 0.0
         self._missed: dict[str, float] = {}
         """Since when no node is this client, for those that are not there."""
+        self._sure: set[int] = set()
+        """Nodes that said once more who they are, after another one had said the same."""
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
 
@@ -124,10 +140,9 @@ class FlowerFederation:
     def run(self, tasks: Sequence[Task], _steps: Mapping[str, ClientStep]) -> RoundReplies:
         """Send all tasks; a client that is missing, late or fails becomes a :class:`Failure`."""
         before, began = self.bytes_on_wire, time.monotonic()
-        jobs = [
-            _Job(wire.Order(self._run_id, task, self._setups[task.client_id], self.threads), began)
-            for task in tasks
-        ]
+        expected = sum(num_bytes(params) for task in tasks for params in task.arrays.values())
+        spool = Spool() if expected > IN_MEMORY else None
+        jobs = [_Job(self._order(task), began, spool) for task in tasks]
         self._looked = 0.0
         known = self._nodes.items()  # a node that was no client may have been mended since
         self._nodes = {node: who for node, who in known if isinstance(who, wire.Identity)}
@@ -162,8 +177,11 @@ class FlowerFederation:
         """Return how many bytes the clients keep of a phase, by their last answers."""
         return sum(size for (_, name), size in self._kept.items() if name == phase)
 
+    def _order(self, task: Task) -> wire.Order:
+        return wire.Order(self._run_id, task, self._setups[task.client_id], self.threads)
+
     def _look_for_nodes(self) -> None:
-        """Find out which nodes are there, and ask new ones who they are."""
+        """Find out which nodes are there, and ask new ones and twins who they are."""
         now = time.monotonic()
         if now - self._looked < NODES_EVERY:
             return
@@ -171,8 +189,10 @@ class FlowerFederation:
         there = set(self._grid.get_node_ids())
         self._nodes = {node: who for node, who in self._nodes.items() if node in there}
         self._asked = {message: node for message, node in self._asked.items() if node in there}
-        new = sorted(there - self._nodes.keys() - set(self._asked.values()))
-        for node in new:
+        twins = {node for client_id in self._setups for node in self._twins(client_id)}
+        self._sure &= twins
+        unsure = (there - self._nodes.keys()) | (twins - self._sure)
+        for node in sorted(unsure - set(self._asked.values())):
             message = self._push(RecordDict(), node, wire.IDENTIFY, self._settings.timeout)
             if message is not None:
                 self._asked[message] = node
@@ -205,14 +225,24 @@ class FlowerFederation:
 
     def _node_of(self, client_id: str) -> int | None:
         """Return the node that is a client; two different ones are an error in the end."""
-        own = {
+        own = self._nodes_of(client_id)
+        # One store: a node that came back while its old number is still listed. The newest counts.
+        return list(own)[-1] if own and not self._twins(client_id) else None
+
+    def _nodes_of(self, client_id: str) -> Mapping[int, wire.Identity]:
+        return {
             node: who
             for node, who in self._nodes.items()
             if isinstance(who, wire.Identity) and who.client_id == client_id
         }
-        stores = {who.store for who in own.values()}
-        # One store: a node that came back while its old number is still listed. The newest counts.
-        return list(own)[-1] if len(stores) == 1 else None
+
+    def _twins(self, client_id: str) -> list[int]:
+        """Return the nodes of a client when they have stores of their own.
+
+        One may be gone, and listed for a while yet: what counts is who says it once more.
+        """
+        own = self._nodes_of(client_id)
+        return list(own) if len({who.store for who in own.values()}) > 1 else []
 
     def _collect(self, jobs: Mapping[str, _Job]) -> None:
         """Pull what has arrived: answers, and nodes that say who they are."""
@@ -245,7 +275,11 @@ class FlowerFederation:
             )
         if isinstance(who, wire.Failed):
             logger.warning("node %d is no client: %s: %s", node, who.error, who.cause)
+        elif node in self._nodes:
+            self._sure.add(node)
         self._nodes[node] = who
+        if isinstance(who, wire.Identity) and set(self._twins(who.client_id)) - self._sure:
+            self._looked = 0.0  # they are asked again at once
 
     def _settle(self, job: _Job, reply: Message) -> None:
         """Take a client's answer, or send the order again."""
@@ -264,8 +298,10 @@ class FlowerFederation:
             self._send_again(job, set(answer.digests))
         elif (answer.id, answer.update.client_id) != (job.order.id, job.client_id):
             job.fail("WireError", "the answer is to another task")
+        elif wrong := _misfit(answer.update.params, job.order.task.arrays.get("model", {})):
+            job.fail("WireError", wrong)
         else:
-            job.outcome = answer.update
+            job.take(answer.update)
             phase = str(job.order.task.config.get("phase", ""))
             self._kept[job.client_id, phase] = answer.kept
             self._holds[job.client_id] |= {job.order.setup_digest, *job.order.constants.values()}
@@ -297,41 +333,46 @@ class FlowerFederation:
         now = time.monotonic()
         for job in jobs:
             if job.deadline and now >= job.deadline:
-                job.fail("Timeout", f"no answer within {self._settings.timeout:g} s")
+                job.fail("Timeout", f"no answer within {self._settings.timeout:g} s{job.after}")
             elif job.message is None and self._out_of_patience(job, now):
                 self._fail_alone(job)
 
     def _out_of_patience(self, job: _Job, now: float) -> bool:
         """Tell whether a client has been missed for too long, in this round or since before it.
 
-        A node that is there and has not said yet who it is may be the one.
+        A node that is there and has not said yet who it is may be the one: then what was before
+        this round does not count.
         """
         if self._node_of(job.client_id) is not None:
             return False
-        since = job.began if self._asked else self._missed.get(job.client_id, now)
+        missed = self._missed.get(job.client_id, now)
+        since = max(missed, job.began) if self._asked else missed
         return now - since >= self._settings.patience
 
     def _fail_alone(self, job: _Job) -> None:
         """Say why there is no node to send the order to."""
-        twins = [
-            str(node)
-            for node, who in self._nodes.items()
-            if isinstance(who, wire.Identity) and who.client_id == job.client_id
-        ]
-        if len(twins) > 1:
+        twins = self._twins(job.client_id)
+        named = " and ".join(str(node) for node in twins)
+        if twins and self._sure.issuperset(twins):
             job.fail(
                 "ConfigError",
-                f"the nodes {' and '.join(twins)} both say that they are {job.client_id}, with "
+                f"the nodes {named} both say that they are {job.client_id}, with "
                 "states of their own: give each node a client-id of its own",
             )
             return
+        if twins:
+            job.fail(
+                "NotConnected",
+                f"the nodes {named} have said that they are {job.client_id}, with states of their "
+                f"own, and not all say so again{job.after}: one may be gone and still be listed",
+            )
+            return
         strangers = [who.cause for who in self._nodes.values() if isinstance(who, wire.Failed)]
-        before = f" after {job.lost}" if job.lost else ""
         hint = f"; one node is no client: {strangers[0]}" if strangers else ""
         job.fail(
             "NotConnected",
             f"no node said within {self._settings.patience:g} s that it is "
-            f"{job.client_id}{before}{hint}",
+            f"{job.client_id}{job.after}{hint}",
         )
 
     def _push(self, content: RecordDict, node: int, kind: str, ttl: float) -> str | None:
@@ -343,6 +384,26 @@ class FlowerFederation:
             return None
         self.bytes_on_wire += wire.num_bytes_on_wire(content)
         return pushed[0]
+
+
+def _misfit(params: Params, sent: Params) -> str:
+    """Say what an update has that the model it was sent does not; nothing when it fits.
+
+    Of an ensemble a client may return fewer members: one whose shard is empty is not there.
+    """
+    count = count_members(sent) and count_members(params)
+    members = tuple(f"{MEMBERS}{place}." for place in range(count))
+    like = {n: t for n, t in sent.items() if not members or n.startswith(members)}
+    for name in {**like, **params}:
+        mine, own = like.get(name), params.get(name)
+        if mine is None or own is None:
+            return f"the update has {'no' if own is None else 'an unknown'} tensor {name[:200]!r}"
+        if (own.dtype, own.shape) != (mine.dtype, mine.shape):
+            return (
+                f"the update's {name!r} is {own.dtype} of shape {list(own.shape)}; "
+                f"{mine.dtype} of shape {list(mine.shape)} was expected"
+            )
+    return ""
 
 
 def _words(error: Error) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import reprlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,6 +30,10 @@ FLAT = "goldfish.flat"
 IDENTIFY = "query.identify"
 """The message that asks a node which client it is."""
 TASK, UPDATE, MISSING, FAILURE, IDENTITY = "task", "update", "missing", "failure", "identity"
+
+MOST = 2**48
+"""Values of a tensor, and steps or samples of a task, are fewer than this."""
+MOST_SIDES = 32
 
 DTYPES: Mapping[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -252,12 +257,14 @@ def decode_reply(content: RecordDict) -> Answer | Missing | Failed:
         return _failed(content)
     if MISSING in records:
         digests = _list(_json(records[MISSING], "digests"), "digests")
-        return Missing([str(entry) for entry in digests])
+        if not all(isinstance(entry, str) for entry in digests):
+            raise WireError("A message's 'digests' are no texts.")
+        return Missing(digests)
     about = _record(content, UPDATE)
     models = _unpack_all(content, _text(about, "manifests"))
     if list(models) != ["params"]:
         raise WireError(f"An update holds {sorted(models)}; one model was expected.")
-    metrics = _mapping(_json(about, "metrics"), "metrics")
+    metrics = _metrics(_json(about, "metrics"))
     update = Update(_text(about, "client"), models["params"], _whole(about, "examples"), metrics)
     return Answer(_text(about, "id"), update, _whole(about, "kept"))
 
@@ -310,8 +317,23 @@ def _unpack_all(content: RecordDict, manifests: str) -> dict[str, Params]:
     for name, record in arrays.items():
         if list(record) != ["flat"]:
             raise WireError(f"{name} holds the arrays {sorted(record)}; one flat one was expected.")
-        models[name] = unpack(record["flat"], str(described[name]))
+        models[name] = unpack(record["flat"], _is_text(described[name], name))
     return models
+
+
+def _metrics(value: Any) -> dict[str, float]:
+    """Return an update's metrics: all numbers, and those that every round adds up finite."""
+    metrics = _mapping(value, "metrics")
+    for name in sorted({"loss", "steps", "samples", *metrics}):
+        number: Any = metrics.get(name)
+        good = type(number) in (int, float)
+        if good and name in ("steps", "samples"):
+            good = 0 <= number < MOST
+        if not good:
+            raise WireError(
+                f"The metric {_shown(name)} is {_shown(number)}; a number was expected."
+            )
+    return metrics
 
 
 def _named(kind: str, models: Mapping[str, Params]) -> dict[str, Params]:
@@ -324,15 +346,26 @@ def _manifest(text: str) -> list[tuple[str, str, list[int]]]:
         try:
             name, dtype, shape = entry
             good = isinstance(name, str) and dtype in DTYPES
-            good = good and all(type(side) is int and side >= 0 for side in shape)
+            good = good and _is_shape(shape)
         except (TypeError, ValueError):
             good = False
         if not good:
-            raise WireError(f"A manifest holds {entry!r}; name, type and shape were expected.")
+            raise WireError(
+                f"A manifest holds {_shown(entry)}; name, type and shape were expected."
+            )
         entries.append((name, dtype, shape))
     if len({name for name, _, _ in entries}) < len(entries):
         raise WireError("A manifest names a tensor twice.")
     return entries
+
+
+def _is_shape(value: Any) -> bool:
+    """Tell whether a tensor may have this shape; torch cannot count one with too many values."""
+    if not isinstance(value, list) or len(value) > MOST_SIDES:
+        return False
+    if not all(type(side) is int and side >= 0 for side in value):
+        return False
+    return math.prod(side or 1 for side in value) < MOST
 
 
 def _request(entry: Any) -> DeletionRequest:
@@ -353,16 +386,19 @@ def _record(content: RecordDict, name: str) -> ConfigRecord:
 
 
 def _text(record: ConfigRecord, name: str) -> str:
-    value = record.get(name)
+    return _is_text(record.get(name), name)
+
+
+def _is_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise WireError(f"A message's {name!r} is {value!r}; text was expected.")
+        raise WireError(f"A message's {name!r} is {_shown(value)}; text was expected.")
     return value
 
 
 def _whole(record: ConfigRecord, name: str) -> int:
     value = record.get(name)
     if type(value) is not int or value < 0:
-        raise WireError(f"A message's {name!r} is {value!r}; a whole number was expected.")
+        raise WireError(f"A message's {name!r} is {_shown(value)}; a whole number was expected.")
     return value
 
 
@@ -373,17 +409,22 @@ def _json(record: ConfigRecord, name: str) -> Any:
 def _loads(text: str, name: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"A message's {name!r} is not JSON: {error}.") from error
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text for an error, which must be short whatever arrived."""
+    return reprlib.repr(value)
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise WireError(f"A message's {name!r} is {value!r}; a table was expected.")
+        raise WireError(f"A message's {name!r} is {_shown(value)}; a table was expected.")
     return value
 
 
 def _list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise WireError(f"A message's {name!r} is {value!r}; a list was expected.")
+        raise WireError(f"A message's {name!r} is {_shown(value)}; a list was expected.")
     return value

@@ -23,7 +23,7 @@ from goldfish.experiments.runner import check_experiment, run_experiment
 from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.federation.flower import FlowerFederation
 from goldfish.flower_app.progress import ProgressLog, alone_in
-from goldfish.store import CONFIG, RunDirectory
+from goldfish.store import CONFIG, RESULT, RunDirectory
 from goldfish.types import Scalar
 
 logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's own log
@@ -45,15 +45,19 @@ def main(grid: Grid, context: Context) -> None:
     if not (run_dir / CONFIG).exists():
         check_experiment(config, machine)
         RunDirectory.open(run_dir, config.to_toml(), resume=False)
-    engine = engine_on(grid, config)
+    # A finished run has nothing to ask of anybody, and must not wait for nodes that are gone.
+    engine = engine_on(grid, config, greet=not (run_dir / RESULT).exists())
     with alone_in(run_dir), ProgressLog(run_dir) as log:
         for step in run_experiment(config, run_dir, machine, resume=True, engine=engine):
             log.write(asdict(step))
             logger.info("%s: round %d of %d", step.phase, step.round, step.rounds)
 
 
-def engine_on(grid: Grid, config: Config) -> EngineFactory:
-    """Return what makes the engine of a run whose clients are the nodes of ``grid``."""
+def engine_on(grid: Grid, config: Config, *, greet: bool = True) -> EngineFactory:
+    """Return what makes the engine of a run whose clients are the nodes of ``grid``.
+
+    With ``greet`` it knows them before the first round, whose time then is that of its work.
+    """
 
     def make(scenario: Scenario, machine: Machine, run_id: str) -> FlowerFederation:
         federation = FlowerFederation(
@@ -64,7 +68,8 @@ def engine_on(grid: Grid, config: Config) -> EngineFactory:
             settings=config.flower,
             threads=machine.threads or 1,
         )
-        federation.greet()
+        if greet:
+            federation.greet()
         return federation
 
     return make

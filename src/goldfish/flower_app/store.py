@@ -147,8 +147,8 @@ class ClientStore:
             if order.sent_setup is not None:
                 self._use(order.setup, order.sent_setup, now)
         there = {row[0] for row in self._db.execute("SELECT digest FROM kept")}
-        there = {name for name in there if name == order.setup or self._file(name).exists()}
-        return sorted({order.setup, *order.constants.values()} - there)
+        lost = {name for name in order.constants.values() if not self._readable(name)}
+        return sorted(({order.setup, *order.constants.values()} - there) | lost)
 
     def constants(self, order: Received) -> dict[str, Params]:
         """Return the constants of an order, by name."""
@@ -170,7 +170,7 @@ class ClientStore:
             "WHERE run = ? AND client = ? AND phase = ? AND task = ?",
             [moment.run, moment.client, moment.phase, order.id],
         ).fetchone()
-        if row is None or not self._file(row[0]).exists():
+        if row is None or not self._readable(row[0]):
             return None
         if json.loads(row[2]) != StoredArrays(self, self._visible(moment)).again(row[2]):
             return None
@@ -190,12 +190,12 @@ class ClientStore:
         moment = _Moment.of(order)
         digests = {key: digest(p) for key, p in state.arrays.changed.items() if p is not None}
         for key, name in digests.items():
-            self._write(name, state.arrays.changed[key] or {})
+            self._write_new(name, state.arrays.changed[key] or {})
         cached = {key: digest({_CACHED: t}) for key, (_, t) in state.cache.changed.items()}
         for key, name in cached.items():
-            self._write(name, {_CACHED: state.cache.changed[key][1]})
+            self._write_new(name, {_CACHED: state.cache.changed[key][1]})
         result = digest(update.params)
-        self._write(result, update.params)
+        self._write_new(result, update.params)
         with self._transaction():
             self._change_state(moment, state.arrays.changed, digests)
             for key, name in cached.items():
@@ -260,7 +260,7 @@ class ClientStore:
     def _cached(self, moment: _Moment) -> dict[str, tuple[str, str]]:
         query = "SELECT key, fingerprint, digest FROM cache WHERE run = ? AND client = ?"
         rows = self._db.execute(query, [moment.run, moment.client])
-        return {key: (print_, name) for key, print_, name in rows if self._file(name).exists()}
+        return {key: (print_, name) for key, print_, name in rows if self._readable(name)}
 
     def _bytes_kept(self, moment: _Moment) -> int:
         """Return the bytes of all entries whose key begins with the moment's phase."""
@@ -306,10 +306,24 @@ class ClientStore:
     def _write(self, name: str, params: Params) -> None:
         from safetensors.torch import save
 
-        if not self._file(name).exists():
-            # Copies: two names may stand for the same memory, which safetensors refuses.
-            tensors = {n: t.detach().cpu().contiguous().clone() for n, t in params.items()}
-            write_whole(self._file(name), save(tensors))
+        # Copies: two names may stand for the same memory, which safetensors refuses.
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in params.items()}
+        write_whole(self._file(name), save(tensors))
+
+    def _write_new(self, name: str, params: Params) -> None:
+        """Write a file unless there is one already that is not damaged."""
+        if not self._readable(name):
+            self._write(name, params)
+
+    def _readable(self, name: str) -> bool:
+        """Tell whether a file is there and whole; what it holds is not read."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self._file(name), "pt"):
+                return True
+        except (SafetensorError, OSError):
+            return False
 
     def _read(self, name: str) -> Params:
         from safetensors import SafetensorError
