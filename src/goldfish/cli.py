@@ -334,6 +334,8 @@ def flower_up(
                 f"online. Logs: {deployment.logs}",
                 "In another terminal, run an experiment on it:",
                 f"  goldfish run CONFIG.toml --set engine=flower{options}",
+                "Every account of this machine can reach it, and so run code as you: for a "
+                "machine of your own (docs/flower.md).",
                 "Ctrl-C ends it all; what server and nodes keep stays.",
             ):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -88,8 +88,9 @@ def test_keys_and_checks_for_several_hosts(tmp_path: Path) -> None:
     done = goldfish(keys, tmp_path)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in (tmp_path / "federation").iterdir()}
-    for name in re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+)`", PAGE):
-        assert name in made
+    named = re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+)`", PAGE)
+    assert {"ca.crt", "ca.key", "server.key", "superexec.secret", "node-1.key"} <= set(named)
+    assert set(named) <= made
 
 
 @pytest.mark.parametrize("unit", blocks("ini"))
