@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from goldfish.errors import DeploymentError
-from goldfish.flower_app import processes
 from goldfish.flower_app.deployment import Deployment
 from goldfish.flower_app.processes import Child, stop
 
@@ -39,7 +38,7 @@ def test_an_interrupted_stop_kills_at_once(tmp_path: Path, monkeypatch: pytest.M
     children = [stubborn(name, tmp_path) for name in ("one", "two")]
     for child in children:
         child.start()
-    monkeypatch.setattr(processes.time, "sleep", interrupt)
+    monkeypatch.setattr("goldfish.flower_app.processes.time.sleep", interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
             stop(children)
@@ -54,7 +53,7 @@ def test_a_second_interruption_leaves_no_process_and_no_lock(
 ) -> None:
     for name in deployment.children:
         deployment.start_child(name)
-    monkeypatch.setattr(processes.time, "sleep", interrupt)
+    monkeypatch.setattr("goldfish.flower_app.processes.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         deployment.stop()
     assert not any(child.running for child in deployment.children.values())
