@@ -320,8 +320,7 @@ def flower_up(
     _need_flower()
     from goldfish.flower_app.deployment import Deployment
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    _end_as_by_ctrl_c()
     try:
         console.print(f"Starting a SuperLink and {nodes} nodes ...")
         with Deployment(state_dir, nodes, keys=secure, data_dir=data_dir, port=port) as deployment:
@@ -335,6 +334,8 @@ def flower_up(
                 f"online. Logs: {deployment.logs}",
                 "In another terminal, run an experiment on it:",
                 f"  goldfish run CONFIG.toml --set engine=flower{options}",
+                "Every account of this machine can reach it, and so run code as you: for a "
+                "machine of your own (docs/flower.md).",
                 "Ctrl-C ends it all; what server and nodes keep stays.",
             ):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -395,7 +396,8 @@ def _run(
     if config.engine == "flower":
         from goldfish.flower_app.submit import run_on_flower
 
-        once = run_on_flower
+        _end_as_by_ctrl_c()
+        once = partial(run_on_flower, tell=partial(console.print, markup=False, highlight=False))
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
     columns = (
@@ -423,14 +425,21 @@ def _run(
                         f"{where} did not answer: {failure['cause']}", markup=False
                     )
     except KeyboardInterrupt:
+        if config.engine == "flower":
+            steps.close()  # type: ignore[attr-defined]
         again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
         console.print(f"Interrupted. Finished rounds are kept; go on with: {again}")
         sys.stdout.flush()
-        if config.engine == "flower":
-            steps.close()  # type: ignore[attr-defined]
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)
     _print_result(out)
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Let a service manager or a closed terminal end what runs elsewhere too, as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
 
 
 def _need_flower() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ import pytest
 
 from goldfish.flower_app.node import KNOWN
 from goldfish.flower_app.processes import executable, free_ports
+from goldfish.flower_app.store import store_id
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()
@@ -89,8 +92,9 @@ def test_keys_and_checks_for_several_hosts(tmp_path: Path) -> None:
     done = goldfish(keys, tmp_path)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in (tmp_path / "federation").iterdir()}
-    for name in re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+)`", PAGE):
-        assert name in made
+    named = re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+)`", PAGE)
+    assert {"ca.crt", "ca.key", "server.key", "superexec.secret", "node-1.key"} <= set(named)
+    assert set(named) <= made
 
 
 @pytest.mark.parametrize("unit", blocks("ini"))
@@ -117,6 +121,31 @@ def test_there_are_unit_files_for_server_and_client() -> None:
     names = re.findall(r"`/etc/systemd/system/(goldfish-\w+)\.service`", PAGE)
     assert names == ["goldfish-superlink", "goldfish-superexec", "goldfish-node"]
     assert len(blocks("ini")) == 3
+
+
+@pytest.mark.parametrize("unit", blocks("ini"))
+def test_units_keep_their_state_to_themselves(unit: str) -> None:
+    assert {"StateDirectoryMode=0700", "UMask=0077"} <= set(unit.splitlines())
+
+
+def test_a_run_on_the_server_writes_where_its_unit_may() -> None:
+    (command,) = commands("/opt/goldfish/bin/goldfish run")
+    assert Path(command[command.index("--out") + 1]).is_relative_to("/var/lib/goldfish")
+    units = [unit for unit in blocks("ini") if "flower-superexec" in unit]
+    assert ["ProtectSystem=strict" in unit for unit in units] == [True]
+
+
+def test_one_run_is_forgotten_by_hand(tmp_path: Path) -> None:
+    store_id(tmp_path)
+    ((_, _, script),) = commands("sqlite3")
+    with contextlib.closing(sqlite3.connect(tmp_path / "client.sqlite")) as db:
+        for run in ("NAME", "other"):
+            db.execute("INSERT INTO state (run, key, bytes) VALUES (?, 'a', 1)", [run])
+            db.execute("INSERT INTO answers VALUES (?, 'c', 'p', 't', 'd', '', '')", [run])
+            db.execute("INSERT INTO cache VALUES (?, 'c', 'k', 'f', 'd')", [run])
+        db.executescript(script)
+        for table in ("state", "answers", "cache"):
+            assert list(db.execute(f"SELECT run FROM {table}")) == [("other",)]
 
 
 def test_the_nodes_settings_are_those_that_a_node_takes() -> None:

@@ -139,3 +139,30 @@ def test_the_command_says_it_by_its_exit_status(made: Keys, tmp_path: Path) -> N
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1
     assert "problem key permissions" in done.stdout
+
+
+def test_a_state_dir_that_others_can_look_into_is_noticed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    assert problems(Checkup(state)) == {}
+    state.chmod(0o750)
+    found = problems(Checkup(state))
+    assert list(found) == ["state-dir permissions"]
+    assert f"chmod 700 {state}" in found["state-dir permissions"]
+
+
+def test_what_the_doctor_may_not_look_at_is_a_finding(
+    made: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists = Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.parent == made.folder or path.name == "config.toml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    found = problems(Checkup(tmp_path, made.folder))
+    assert set(found) == {"FLWR_HOME", "certificates"}
+    for words in found.values():
+        assert re.search(r"cannot be looked at: .*Permission denied.* Run the doctor as", words)

@@ -119,3 +119,16 @@ def test_a_key_of_another_kind_is_refused(keys: Keys, tmp_path: Path) -> None:
         check_node_key(keys.server_key)
     with pytest.raises(ConfigError, match="at least one node"):
         make_keys(tmp_path / "none", 0)
+
+
+def test_the_folder_may_be_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is filled, not replaced: a shell in it goes on."""
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.chdir(own)
+    made = make_keys(Path(), 1)
+    check_server(made)
+    assert made.folder == own
+    assert Path("node-1.key").exists()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made.secrets} == {0o600}
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]

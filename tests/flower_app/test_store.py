@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -240,3 +242,20 @@ def test_a_damaged_array_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "arrays" / f"{digest(model(1.0))}.safetensors").write_bytes(b"nonsense")
     with pytest.raises(StoreError, match="The client's state is damaged"):
         work(tmp_path, order(index=2), {}, ["origin/a"])
+
+
+def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
+    """Also in a state-dir that was there before, open to all, with what an earlier version left."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "arrays").mkdir(mode=0o755)
+    (tmp_path / "client.sqlite").touch(mode=0o644)
+    before = os.umask(0o022)
+    try:
+        store_id(tmp_path)
+        work(tmp_path, order(), {"origin/shard": 1.0})
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"arrays": 0o700, "client.sqlite": 0o600, "lock": 0o600}
+    store_id(tmp_path / "new")
+    assert stat.S_IMODE((tmp_path / "new" / "client.sqlite").stat().st_mode) == 0o600

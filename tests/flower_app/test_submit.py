@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower_app import submit
 from goldfish.flower_app.app_folder import SETTINGS, write_app_folder
-from goldfish.flower_app.progress import LOG, ProgressLog, read_lines
+from goldfish.flower_app.progress import LOG, ProgressLog, alone_in, is_at_work, read_lines
 
 CONFIG = """
 engine = "flower"
@@ -163,6 +167,9 @@ def test_flowers_own_configuration_names_the_superlink() -> None:
         submit.connection(FlowerSettings(superlink="h:1", root_certificates="/ca.crt"))
     )
     assert secure["superlink"]["goldfish"] == {"address": "h:1", "root-certificates": "/ca.crt"}
+    odd = '/a "quoted" \\ place 🐟/ca.crt'
+    written = submit.connection(FlowerSettings(superlink="h:1", root_certificates=odd))
+    assert tomllib.loads(written)["superlink"]["goldfish"]["root-certificates"] == odd
 
 
 def test_the_app_folder_names_both_apps_and_all_settings(tmp_path: Path) -> None:
@@ -182,9 +189,10 @@ def test_progress_is_followed_line_by_line(tmp_path: Path) -> None:
         with log.path.open("a") as file:
             file.write('{"phase": "or')  # is just being written
         entries, place = read_lines(tmp_path / LOG, 0)
-    assert [set(entry) for entry in entries] == [{"started"}, set(step)]
+    assert [set(entry) for entry in entries] == [{"started", "token"}, set(step)]
     assert Progress(**entries[1]) == Progress("origin", 1, 2, {"accuracy": 50.0})
     assert read_lines(tmp_path / "nothing", 7) == ([], 7)
+    assert entries[0] == {"started": os.getpid(), "token": ""}
     assert place == sum(len(json.dumps(entry)) + 1 for entry in entries)
 
 
@@ -197,3 +205,175 @@ def test_an_error_of_the_server_app_comes_back_as_itself(tmp_path: Path) -> None
     other = submit.error_named("ZeroDivisionError", "by zero")
     assert type(other) is GoldfishError
     assert str(other) == "The server app failed: ZeroDivisionError: by zero"
+
+
+NUMBER = "Successfully started run 77"
+STEP = {"phase": "origin", "round": 1, "rounds": 1, "record": {}}
+
+
+@pytest.fixture
+def flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return a function that puts a script in the place of Flower's command line.
+
+    Its ``flwr run`` is the given code; any other command is noted in the file that is returned.
+    """
+
+    def pretend(code: str) -> Path:
+        asked, script = tmp_path / "asked", tmp_path / "flwr.py"
+        note = f"open({str(asked)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))"
+        begin = f"import sys, time\nif sys.argv[1] != 'run':\n    {note}\n    sys.exit()\n"
+        script.write_text(begin + code)
+        asked.touch()
+        monkeypatch.setattr(submit, "FLWR", (sys.executable, str(script)))
+        return asked
+
+    return pretend
+
+
+def submission(folder: Path, tell: Callable[[str], None] = print) -> submit.Submission:
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    return submit.Submission(folder / "own", FlowerSettings(superlink="h:1"), out, tell)
+
+
+def token_of(folder: Path) -> str:
+    written = tomllib.loads((folder / "own" / "app" / "pyproject.toml").read_text())
+    return str(written["tool"]["flwr"]["app"]["config"]["token"])
+
+
+def test_the_last_words_of_an_app_that_was_stopped_are_not_ours(
+    tmp_path: Path, flower: Callable[[str], Path]
+) -> None:
+    """It may write to the log after the next run was submitted; then the next one's app starts."""
+    flower(f"print({NUMBER!r}, flush=True); time.sleep(60)")
+    own = submission(tmp_path)
+    old = ProgressLog(tmp_path / "out", "another")
+    with old:
+        own.start({})
+        old.write({**STEP, "round": 9})
+    old.write({"error": "StoreError", "message": "stopped"})
+    with alone_in(tmp_path / "out"), ProgressLog(tmp_path / "out", token_of(tmp_path)) as log:
+        log.write(STEP)
+    try:
+        assert list(own.follow()) == [Progress("origin", 1, 1, {})]
+    finally:
+        own.stop()
+
+
+def test_nobody_tidies_up_under_the_hands_of_a_server_app(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "ENDING_FOR", 0.3)
+    where = [f'flower.superlink="127.0.0.1:{free_port()}"', "flower.insecure=true"]
+    config, out = load_config(config_file, where), tmp_path / "out"
+    out.mkdir()
+    (out / "config.toml").write_text(config.to_toml())
+    half = out / ".half.part"
+    half.touch()
+    with alone_in(out):
+        with ProgressLog(out), pytest.raises(StoreError, match=rf"kill {os.getpid()}$") as refused:
+            list(submit.run_on_flower(config, out, Machine(), resume=True))
+        assert f"A server app still works in {out}" in str(refused.value)
+        assert half.exists()
+
+
+def test_an_app_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
+    assert not is_at_work(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    ending = threading.Event()
+
+    def work() -> None:
+        with alone_in(tmp_path):
+            ending.set()
+            time.sleep(0.3)
+
+    app = threading.Thread(target=work)
+    app.start()
+    ending.wait(10)
+    assert is_at_work(tmp_path)
+    submit._wait_until_left(tmp_path, 10)
+    assert not is_at_work(tmp_path)
+    app.join()
+
+
+@pytest.mark.parametrize("lives_on", [True, False])
+def test_a_run_that_flower_is_just_taking_is_stopped_too(
+    tmp_path: Path, flower: Callable[[str], Path], lives_on: bool
+) -> None:
+    after = "time.sleep(60)" if lives_on else ""
+    asked = flower(f"time.sleep(0.5); print({NUMBER!r}, flush=True); {after}")
+    own = submission(tmp_path)
+    own.start({})
+    own.stop()
+    assert asked.read_text() == "stop 77 goldfish\n"
+
+
+def test_a_run_that_flower_never_took_is_not_waited_for_long(
+    tmp_path: Path, flower: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "NUMBERED_AFTER", 0.3)
+    asked = flower("time.sleep(60)")
+    own = submission(tmp_path)
+    own.stop()
+    own.start({})
+    own.stop()
+    assert asked.read_text() == ""
+    assert own._child is not None
+    assert own._child.poll() is not None
+
+
+def test_a_run_that_does_not_begin_is_worth_one_word(
+    tmp_path: Path, flower: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "STARTED_AFTER", 0.3)
+    monkeypatch.setattr(submit, "POLL", 0.05)
+    flower(f"print({NUMBER!r}, flush=True); time.sleep(2); sys.exit()")
+    monkeypatch.setattr(submit, "ENDED_FOR", 0.0)
+    monkeypatch.setattr(submit.Submission, "_going", lambda _: False)
+    told: list[str] = []
+    own = submission(tmp_path, told.append)
+    own.start({})
+    with pytest.raises(StoreError, match="run 77 ended before its time"):
+        list(own.follow())
+    (word,) = told
+    assert "Is a flower-superexec running for this SuperLink" in word
+
+
+@pytest.mark.parametrize("machine", [Machine(workers=2), Machine(compiled=True)])
+def test_settings_that_nodes_do_not_follow_are_refused(
+    config_file: Path, tmp_path: Path, machine: Machine
+) -> None:
+    config = load_config(config_file, ["flower.superlink=x:1"])
+    with pytest.raises(ConfigError, match=r"--(workers|compile) has no meaning with engine"):
+        list(submit.run_on_flower(config, tmp_path / "out", machine))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_run_as_ctrl_c_does(
+    number: signal.Signals, config_file: Path, tmp_path: Path, flower: Callable[[str], Path]
+) -> None:
+    asked = flower(f"print({NUMBER!r}, flush=True); time.sleep(60)")
+    out = tmp_path / "out"
+    where = ["--set", "flower.superlink=127.0.0.1:1"]
+    pretend = f"from goldfish.flower_app import submit\nsubmit.FLWR = {submit.FLWR!r}"
+    start = f"{pretend}\nfrom goldfish.cli import main\nmain()"
+    run = subprocess.Popen(
+        [sys.executable, "-c", start, "run", str(config_file), "--out", str(out), *where],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end = time.monotonic() + 60
+        log = out / submit.FLOWER_LOG
+        while not (log.exists() and NUMBER in log.read_text()):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        run.send_signal(number)
+        said, _ = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == 130
+    assert "Interrupted" in said
+    assert asked.read_text() == "stop 77 goldfish\n"

@@ -32,6 +32,7 @@ def test_it_ends_with_everything_that_it_started(
         eventually(lambda: "Ctrl-C ends" in output.read_text() or up.poll() is not None)
         text = output.read_text()
         assert "2 nodes are online" in text
+        assert "Every account of this machine can reach it" in text
         assert f"--set flower.superlink=127.0.0.1:{port} --set flower.insecure=true" in text
         with pytest.raises(DeploymentError, match=f"Port {port} of 127.0.0.1 is in use"):
             Deployment(tmp_path / "other", 1, port=port)

@@ -38,6 +38,8 @@ data-dir = {data-dir}
 device = {device}
 # CPU threads of one client; another number may change the last bits of the result.
 threads = {threads}
+# By this 'goldfish run' knows its own run's lines in the run directory; by hand it stays empty.
+token = {token}
 """
 
 SETTINGS: Mapping[str, Scalar] = {
@@ -46,6 +48,7 @@ SETTINGS: Mapping[str, Scalar] = {
     "data-dir": "",
     "device": "cpu",
     "threads": 1,
+    "token": "",
 }
 """The app's settings and their defaults."""
 

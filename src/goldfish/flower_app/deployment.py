@@ -142,6 +142,7 @@ class Deployment:
         """Start one of the processes (again)."""
         child = self.children[name]
         child.start(() if self._lock is None else (self._lock,))
+        self._note_processes()
         return child
 
     def wait_online(self, seconds: float = START_SECONDS) -> None:
@@ -176,11 +177,13 @@ class Deployment:
 
     def stop(self) -> None:
         """End all processes and what they started: the nodes first, so that they can sign off."""
-        stop(self._node_children())
-        stop([self.children["superexec"], self.children["superlink"]])
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        try:
+            stop(self._node_children())
+        finally:
+            try:
+                stop([self.children["superexec"], self.children["superlink"]])
+            finally:
+                self._release_folder()
 
     def _claim_folder(self) -> None:
         """Take the folder for this deployment alone.
@@ -190,8 +193,8 @@ class Deployment:
         """
         path = self.folder / "lock"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreError(f"{self.folder} cannot be used: {error}.") from error
         try:
@@ -199,13 +202,27 @@ class Deployment:
         except BlockingIOError:
             owners = os.read(lock, 1000).decode(errors="replace").strip()
             os.close(lock)
+            parent, _, children = owners.partition(" ")
+            alone = f" If that is gone, end what it left with: kill {children}" if children else ""
             raise DeploymentError(
-                f"{self.folder} belongs to a deployment that still runs. End its processes "
-                f"(started by process {owners}), or choose another --state-dir."
+                f"{self.folder} belongs to a deployment that still runs, started by process "
+                f"{parent}. End it, or choose another --state-dir.{alone}"
             ) from None
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
         self._lock = lock
+        self._note_processes()
+
+    def _note_processes(self) -> None:
+        """Write into the lock who holds it: this process and, should it be killed, its children."""
+        if self._lock is None:
+            return
+        children = [child.pid for child in self.children.values() if child.running]
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, " ".join(map(str, [os.getpid(), *children])).encode(), 0)
+
+    def _release_folder(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _offline(self) -> list[Child]:
         """Return the nodes that are not online, by the number that each was given this time."""

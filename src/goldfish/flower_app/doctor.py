@@ -51,6 +51,7 @@ def examine(what: Checkup) -> Iterator[Finding]:
     yield _look("commands", _commands)
     yield _look("FLWR_HOME", _flower_home)
     yield _look("state-dir", partial(_state_dir, what.state_dir))
+    yield _look("state-dir permissions", partial(_state_permissions, what.state_dir))
     for port in what.ports:
         yield _look(f"port {port}", partial(_port, port))
     if what.keys is not None:
@@ -63,7 +64,11 @@ def examine(what: Checkup) -> Iterator[Finding]:
 
 def _examine_keys(keys: Keys) -> Iterator[Finding]:
     """Look at those files that are there: a node's host has fewer of them than the server's."""
-    certificates = [path for path in (keys.authority, keys.server) if path.exists()]
+    try:
+        certificates = [path for path in (keys.authority, keys.server) if path.exists()]
+    except OSError as error:
+        yield Finding("certificates", False, _unreadable(error))
+        return
     yield _look("certificates", partial(_certificates, keys, certificates))
     for path in certificates:
         yield _look(path.name, partial(_validity, path))
@@ -79,6 +84,12 @@ def _look(name: str, check: Callable[[], str]) -> Finding:
         return Finding(name, True, check())
     except GoldfishError as problem:
         return Finding(name, False, str(problem))
+    except OSError as error:
+        return Finding(name, False, _unreadable(error))
+
+
+def _unreadable(error: OSError) -> str:
+    return f"cannot be looked at: {error}. Run the doctor as the user that the service runs as."
 
 
 def _flower_version() -> str:
@@ -130,6 +141,17 @@ def _state_dir(folder: Path) -> str:
             f"{folder} is not writable: {error}. Choose another with --state-dir, or mend its "
             "permissions."
         ) from None
+
+
+def _state_permissions(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} does not exist yet; it will be made for its owner alone"
+    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+        raise DeploymentError(
+            f"others can look into {folder}, which holds models and messages. Run: chmod 700 "
+            f"{folder} (with systemd: StateDirectoryMode=0700)"
+        )
+    return f"{folder} is open to its owner alone"
 
 
 def _port(port: int) -> str:

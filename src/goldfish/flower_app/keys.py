@@ -93,6 +93,7 @@ def make_keys(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> Keys:
     """
     if nodes < 1:
         raise ConfigError(f"A federation needs at least one node, not {nodes}.")
+    folder = folder.resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(f"{folder} exists and is not empty. Nothing was written: choose another.")
     names = [_general_name(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
@@ -100,11 +101,25 @@ def make_keys(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> Keys:
     try:
         part.mkdir(mode=0o700, parents=True)
         _write_keys(Keys(part), nodes, names)
-        part.rename(folder)  # complete or not at all; an empty folder gives way
+        _put(part, folder)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise StoreError(f"{folder} cannot be written: {error}.") from error
     return Keys(folder)
+
+
+def _put(part: Path, folder: Path) -> None:
+    """Put finished keys in their place, all at once where the folder is new.
+
+    Into one that is there they are moved one by one: whoever is in it just now must not find
+    himself in a folder that was deleted.
+    """
+    if not folder.exists():
+        part.rename(folder)
+        return
+    for path in part.iterdir():
+        path.rename(folder / path.name)
+    part.rmdir()
 
 
 def _write_keys(keys: Keys, nodes: int, names: Sequence[x509.GeneralName]) -> None:

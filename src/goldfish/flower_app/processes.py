@@ -145,14 +145,19 @@ class Child:
 
 
 def stop(children: Iterable[Child], grace: float = GRACE_SECONDS) -> None:
-    """Ask processes to end, all at once; kill what is left of their groups after ``grace``."""
+    """Ask processes to end, all at once; kill what is left of their groups after ``grace``.
+
+    Whoever does not want to wait may interrupt it: then they are killed at once.
+    """
     asked = [child for child in children if child.process is not None]
-    for child in asked:
-        if child.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGTERM)
-    end = time.monotonic() + grace
-    while time.monotonic() < end and any(child.running for child in asked):
-        time.sleep(0.05)
-    for child in asked:
-        child.kill()
+    try:
+        for child in asked:
+            if child.running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGTERM)
+        end = time.monotonic() + grace
+        while time.monotonic() < end and any(child.running for child in asked):
+            time.sleep(0.05)
+    finally:
+        for child in asked:
+            child.kill()

@@ -25,23 +25,37 @@ def alone_in(run_dir: Path) -> Iterator[None]:
 
 def is_at_work(run_dir: Path) -> bool:
     """Tell whether a server app writes there; one that was killed does not any more."""
-    with (run_dir / LOCK).open("a") as lock:
-        try:
+    try:
+        with (run_dir / LOCK).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except BlockingIOError:
+        return True
     return False
 
 
-class ProgressLog:
-    """One JSON object a line: first ``started``, then progress, last ``error`` or ``done``."""
+def last_process(run_dir: Path) -> int | None:
+    """Return the process id of the server app that was the last to start there."""
+    entries, _ = read_lines(run_dir / LOG, 0)
+    started = [int(entry["started"]) for entry in entries if "started" in entry]
+    return started[-1] if started else None
 
-    def __init__(self, run_dir: Path) -> None:
+
+class ProgressLog:
+    """One JSON object a line: first ``started``, then progress, last ``error`` or ``done``.
+
+    ``token`` is the submission's own: who follows it knows by it where the lines of another server
+    app, which was stopped and took its time, end and its own begin.
+    """
+
+    def __init__(self, run_dir: Path, token: str = "") -> None:
         self.path = run_dir / LOG
+        self._token = token
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.write({"started": os.getpid()})
+        self.write({"started": os.getpid(), "token": self._token})
         return self
 
     def __exit__(

@@ -47,7 +47,8 @@ def main(grid: Grid, context: Context) -> None:
         RunDirectory.open(run_dir, config.to_toml(), resume=False)
     # A finished run has nothing to ask of anybody, and must not wait for nodes that are gone.
     engine = engine_on(grid, config, greet=not (run_dir / RESULT).exists())
-    with alone_in(run_dir), ProgressLog(run_dir) as log:
+    token = str(settings.get("token") or "")
+    with alone_in(run_dir), ProgressLog(run_dir, token) as log:
         for step in run_experiment(config, run_dir, machine, resume=True, engine=engine):
             log.write(asdict(step))
             logger.info("%s: round %d of %d", step.phase, step.round, step.rounds)

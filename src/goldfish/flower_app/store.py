@@ -68,9 +68,24 @@ def store_id(path: Path) -> str:
         return _about(db, "id", uuid.uuid4().hex)
 
 
+def _private(path: Path, *, folder: bool = False) -> Path:
+    """Return a file or folder that exists and is its owner's alone, whoever made what it lies in.
+
+    A service manager makes a state-dir that others can look into.
+    """
+    if folder:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        path.touch(mode=0o600)
+    if path.stat().st_mode & 0o077:  # of an earlier version
+        path.chmod(0o700 if folder else 0o600)
+    return path
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _private(path / DATABASE)  # what SQLite writes beside it takes after it
         db = sqlite3.connect(path / DATABASE, timeout=60, isolation_level=None)
         db.executescript(f"PRAGMA synchronous = FULL; {_TABLES}")
         schema = _about(db, "schema", str(SCHEMA))
@@ -119,8 +134,8 @@ class ClientStore:
     def __enter__(self) -> Self:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._files.mkdir(exist_ok=True)
-            self._lock = (self.path / "lock").open("w")
+            _private(self._files, folder=True)
+            self._lock = _private(self.path / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         except OSError as error:
             raise StoreError(f"The state-dir {self.path} cannot be used: {error}.") from error
