@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
@@ -72,7 +73,7 @@ def test_memory_is_that_of_a_process_and_its_children() -> None:
 def test_the_command_of_the_page_prints_all_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "measure_limits", lambda *_: Limits(1e12, 1e10))
     monkeypatch.setattr(tables, "flower_can_simulate", lambda: False)
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("goldfish.cli.console", Console(width=160))
     page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
     (command,) = re.findall(r"^```console\n(goldfish bench .*)\n```", page, re.MULTILINE)
     threads = torch.get_num_threads()

@@ -57,6 +57,7 @@ def test_a_second_interruption_leaves_no_process_and_no_lock(
     with pytest.raises(KeyboardInterrupt):
         deployment.stop()
     assert not any(child.running for child in deployment.children.values())
+    monkeypatch.undo()
     again = Deployment(deployment.folder, 1)
     again._claim_folder()
     again._release_folder()

@@ -32,6 +32,8 @@ STILL_TAKEN = "[code: 2004]"
 
 LOOK_EVERY = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 """Seconds between two looks for work; Flower's own is 1, which every round would wait for."""
+ENDING_SECONDS = 2.0
+"""How long processes that were just killed may take to let go of the folder."""
 
 
 class Deployment:
@@ -197,9 +199,10 @@ class Deployment:
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreError(f"{self.folder} cannot be used: {error}.") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        end = time.monotonic() + ENDING_SECONDS
+        while not _locked(lock) and time.monotonic() < end:
+            time.sleep(0.05)
+        if not _locked(lock):
             owners = os.read(lock, 1000).decode(errors="replace").strip()
             os.close(lock)
             parent, _, children = owners.partition(" ")
@@ -207,7 +210,7 @@ class Deployment:
             raise DeploymentError(
                 f"{self.folder} belongs to a deployment that still runs, started by process "
                 f"{parent}. End it, or choose another --state-dir.{alone}"
-            ) from None
+            )
         self._lock = lock
         self._note_processes()
 
@@ -304,6 +307,15 @@ class Deployment:
         """Return the environment of a child: a Flower home of its own, commands on the PATH."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         return {**os.environ, **QUIET, **LOOK_EVERY, "FLWR_HOME": str(home), "PATH": path}
+
+
+def _locked(lock: int) -> bool:
+    """Take a lock if it is free, or is taken by this descriptor already; tell whether it is."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _options(files: Mapping[str, Path]) -> list[str]:
