@@ -34,7 +34,8 @@ from goldfish.types import Examples, ModelFactory, Params, Scalar
 MEMBERS = "members."
 """How the names of an ensemble's parameters begin."""
 
-PREDICTED_AT_ONCE = {"cpu": 200, "cuda": 2000}
+PREDICTED_AT_ONCE = 200
+PREDICTED_AT_ONCE_BY_GPU = 2000
 """Samples in a batch of :func:`predict`: what a device does fastest."""
 
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -228,7 +229,7 @@ def predict(model: nn.Module, examples: Examples, batch_size: int | None = None)
     """Return the logits of all examples, on the CPU, in order; always in evaluation mode."""
     model.eval()
     device = next(model.parameters()).device
-    size = batch_size or PREDICTED_AT_ONCE[device.type]
+    size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
     batches = torch.arange(len(examples)).split(size)
     return torch.cat([model(examples.batch(b)[0].to(device)).float().cpu() for b in batches])
 
@@ -285,7 +286,7 @@ class LocalWorkspace:
         self._graphs = graphs and self._device.type == "cuda"
         self._compiled = compiled
         self._modules: dict[str, nn.Module] = {}
-        self._stream = torch.cuda.Stream() if self._device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def active(self) -> AbstractContextManager[object]:
         """Return the context in which this worker works."""

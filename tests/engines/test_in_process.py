@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import TensorExamples
+from goldfish.errors import ConfigError
 from goldfish.params import digest
 from goldfish.types import Client, DeletionRequest
 
@@ -163,3 +164,10 @@ def test_compiled_models_learn_the_same(
         found.append(trained.params)
     for name, value in found[0].items():
         assert torch.allclose(found[1][name].double(), value.double(), atol=1e-5), name
+
+
+def test_an_unknown_device_is_refused_in_words(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    with pytest.raises(ConfigError, match="device is 'cpu' or 'cuda', not 'tpu'"):
+        goldfish.InProcess(make_clients(), small_net, device="tpu")

@@ -76,10 +76,15 @@ class InProcess:
         for name, number in (("workers", workers), ("threads", threads)):
             if number is not None and number < 1:
                 raise ConfigError(f"{name} must be at least 1, not {number}.")
+        try:
+            kind = torch.device(device).type
+        except RuntimeError as error:
+            raise ConfigError(f"device is 'cpu' or 'cuda', not {device!r}.") from error
         cores = os.cpu_count() or 1
         self.model = model
         self.device = device
-        self.workers = min(workers or (GPU_WORKERS if device == "cuda" else cores), len(clients))
+        usual = GPU_WORKERS if kind == "cuda" else cores
+        self.workers = min(workers or usual, len(clients))
         self.threads = threads or max(1, cores // len(clients))
         self._clients = {
             c.id: replace(c, retained=as_examples(c.retained), state=ClientState(c.state.arrays))
