@@ -97,14 +97,14 @@ class Replay:
         """Take one step for each of the stacked draws, in order."""
         count = len(draws.positions)
         taken = min(count, max(0, WARM_UP - self._walked))
-        self._walk(draws, 0, taken)
+        self._walk(draws.map(lambda part: part[:taken]))
         for begin in range(taken, count, ROWS):
             self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
 
     def _replay(self, draws: Draw) -> None:
         left = len(draws.positions)
         if not self._ready(draws):
-            self._walk(draws, 0, left)
+            self._walk(draws)
             return
         self._row.zero_()
         for table, part in zip(cast("Draw", self._tables), draws, strict=True):
@@ -139,10 +139,15 @@ class Replay:
             self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
             self._row.add_(1)
 
-    def _walk(self, draws: Draw, begin: int, end: int) -> None:
-        for place in range(begin, end):
-            self._step(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
-        self._walked += end - begin
+    def _walk(self, draws: Draw) -> None:
+        walk(self._step, draws)
+        self._walked += len(draws.positions)
+
+
+def walk(step: Callable[[Draw], object], draws: Draw) -> None:
+    """Take the steps of stacked draws one by one, without recording them."""
+    for place in range(len(draws.positions)):
+        step(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
 
 
 class Recorder:
@@ -223,8 +228,7 @@ class RecordedTrainer:
 
     def _take(self, shapes: Hashable, draws: Draw) -> None:
         if shapes not in self._replays and len(self._replays) == KEPT_SHAPES:
-            for place in range(len(draws.positions)):
-                self._on_draw(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
+            walk(self._on_draw, draws)
             return
         replay = self._replays.setdefault(shapes, Replay(self._on_draw, self._record))
         replay.run(draws)

@@ -126,6 +126,7 @@ class TrainingStep:
             if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None
         ]
         self.sums = torch.zeros(2, device=device)
+        self._total, self._risk = self.sums
 
     def restart(self, learning_rate: float) -> None:
         """Begin another training with the step size tensor that was given at first."""
@@ -145,9 +146,8 @@ class TrainingStep:
         if precondition is not None:
             precondition(self.model, batch)
         self._optimizer.step()
-        total, risk = self.sums
-        total += loss.total.detach()
-        risk += loss.risk.detach()
+        self._total += loss.total.detach()
+        self._risk += loss.risk.detach()
         return batch, loss
 
     @contextmanager

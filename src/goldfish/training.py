@@ -307,17 +307,19 @@ class LocalWorkspace:
 
     def _fill(self, module: nn.Module, params: Params) -> None:
         """Copy the values into the module, to a GPU all of them at once."""
+        if self._stream is None:
+            module.load_state_dict(dict(params))
+            return
         state = module.state_dict()
         shapes = {name: (t.shape, t.dtype) for name, t in params.items()}
-        alike = shapes == {name: (t.shape, t.dtype) for name, t in state.items()}
-        if self._stream is None or not alike:
-            module.load_state_dict(dict(params))
+        if shapes != {name: (t.shape, t.dtype) for name, t in state.items()}:
+            module.load_state_dict(dict(params))  # converts, or says what does not fit
             return
         values = flatten({name: params[name] for name in state})
         sent = {k: v.pin_memory().to(self._device, non_blocking=True) for k, v in values.items()}
+        views = unflatten(sent, state)
         for dtype in sent:
             names = [name for name, t in state.items() if t.dtype == dtype]
-            views = unflatten(sent, state)
             torch._foreach_copy_([state[n] for n in names], [views[n] for n in names])
 
     def _ready(self, module: nn.Module) -> nn.Module:

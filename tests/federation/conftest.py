@@ -38,7 +38,10 @@ def over_the_wire(message: Message) -> Message:
 
 @dataclass
 class LocalGrid(Grid):
-    """A grid whose nodes are folders; a message is carried out when its reply is asked for."""
+    """A grid whose nodes are folders; a message is carried out when its reply is asked for.
+
+    What the federation must not use of a grid's interface raises ``NotImplementedError``.
+    """
 
     nodes: dict[int, dict[str, Any]]
     """The node-config of every node that is there."""

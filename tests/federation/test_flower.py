@@ -22,7 +22,7 @@ from goldfish.errors import ConfigError, DivergenceError, QuorumError
 from goldfish.experiments.config import Config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
-from goldfish.federation import flower, wire
+from goldfish.federation import wire
 from goldfish.federation.flower import FlowerFederation
 from goldfish.federation.spool import Spool
 from goldfish.flower_app.server_app import engine_on
@@ -565,7 +565,7 @@ def test_a_round_with_much_to_keep_gives_the_same_bits(
         training={"shards": 2}, unlearning={"methods": ["goldfish", "sisa", "retrain-tuned"]}
     )
     with monkeypatch.context() as patched:
-        patched.setattr(flower, "IN_MEMORY", 0)
+        patched.setattr("goldfish.federation.spool.IN_MEMORY", 0)
         patched.setattr(Spool, "put", watched)
         run_on(grid, config, tmp_path / "flower")
     in_process(config, tmp_path / "here")

@@ -9,7 +9,7 @@ import torch
 
 import goldfish
 from goldfish import params as P  # noqa: N812
-from goldfish.federation import in_process
+from goldfish.federation import spool
 from goldfish.federation.spool import Spool, SpooledParams
 from goldfish.types import Client, Params
 
@@ -65,7 +65,7 @@ def test_a_round_with_much_to_keep_gives_the_same_bits(
         seen.append(put(spool, params))
         return seen[-1]
 
-    monkeypatch.setattr(in_process, "IN_MEMORY", 0)
+    monkeypatch.setattr(spool, "IN_MEMORY", 0)
     monkeypatch.setattr(Spool, "put", watched)
     assert P.digest(train()) == P.digest(expected)
     assert len(seen) == 2 * len(make_clients())

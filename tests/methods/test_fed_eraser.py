@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import TensorExamples
-from goldfish.methods import Plan, ordinary
+from goldfish.methods import Plan
 from goldfish.methods.fed_eraser import FED_ERASER, FedEraserSettings
 from goldfish.params import all_finite, digest, num_bytes, weighted_mean
-from goldfish.training import TrainingSettings
 from goldfish.types import Client, DeletionRequest, HistoryEntry, Round
-from goldfish.workflow import training_plan, unlearning_plan
+from goldfish.workflow import unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
 REQUESTS = {
@@ -33,13 +32,7 @@ def train(clients: Sequence[Client], net: type[nn.Module], **settings: Any) -> g
     workers = settings.pop("workers", None)
     federation = goldfish.InProcess(clients, net, workers=workers)
     values = {"rounds": 5, "learning_rate": 0.1, "batch_size": 8, **settings}
-    training = TrainingSettings.parse(values)
-    plan = training_plan(federation, training)
-    params, history = plan.fresh, {}
-    for this in ordinary.train(plan, plan.fresh):
-        history[this.index] = HistoryEntry(this.index, params, this.updates)
-        params = this.params
-    return goldfish.Trained(federation, params, training, 0, history=history)
+    return goldfish.train(federation, keep_for={"fed-eraser": {"keep_every": 1}}, **values)
 
 
 def plan_for(trained: goldfish.Trained, requests: Sequence[DeletionRequest], **more: Any) -> Plan:

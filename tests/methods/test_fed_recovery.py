@@ -24,8 +24,7 @@ from goldfish.methods.fed_recovery import (
     round_weights,
 )
 from goldfish.params import all_finite, digest, distance, scale, subtract, weighted_mean
-from goldfish.training import TrainingSettings
-from goldfish.types import Client, DeletionRequest, Federation, HistoryEntry, Params, Round
+from goldfish.types import Client, DeletionRequest, Federation, Params, Round
 from goldfish.workflow import training_plan, unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
@@ -40,13 +39,7 @@ WEIGHTS = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "out.weig
 def train(federation: Federation, **settings: Any) -> goldfish.Trained:
     """Train and keep every round."""
     values = {"rounds": 4, "learning_rate": 0.1, "batch_size": 8, **settings}
-    training = TrainingSettings.parse(values)
-    plan = training_plan(federation, training)
-    params, history = plan.fresh, {}
-    for this in ordinary.train(plan, plan.fresh):
-        history[this.index] = HistoryEntry(this.index, params, this.updates)
-        params = this.params
-    return goldfish.Trained(federation, params, training, 0, history=history)
+    return goldfish.train(federation, keep_for={"fed-eraser": {"keep_every": 1}}, **values)
 
 
 def plan_for(trained: goldfish.Trained, requests: Sequence[DeletionRequest], **more: Any) -> Plan:

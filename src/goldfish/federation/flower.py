@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -17,8 +17,7 @@ from flwr.serverapp import Grid
 from goldfish.errors import ConfigError, WireError
 from goldfish.federation import wire
 from goldfish.federation.settings import FlowerSettings
-from goldfish.federation.spool import IN_MEMORY, Spool
-from goldfish.params import num_bytes
+from goldfish.federation.spool import Spool, keep
 from goldfish.training import MEMBERS, count_members
 from goldfish.types import (
     ClientStep,
@@ -66,10 +65,6 @@ class _Job:
     def after(self) -> str:
         """What went wrong before, as the end of a sentence."""
         return f" after {self.lost}" if self.lost else ""
-
-    def take(self, update: Update) -> None:
-        kept = update.params if self.spool is None else self.spool.put(update.params)
-        self.outcome = replace(update, params=kept)
 
     def fail(self, error: str, cause: str) -> None:
         self.outcome = Failure(self.client_id, error, cause)
@@ -140,8 +135,7 @@ class FlowerFederation:
     def run(self, tasks: Sequence[Task], _steps: Mapping[str, ClientStep]) -> RoundReplies:
         """Send all tasks; a client that is missing, late or fails becomes a :class:`Failure`."""
         before, began = self.bytes_on_wire, time.monotonic()
-        expected = sum(num_bytes(params) for task in tasks for params in task.arrays.values())
-        spool = Spool() if expected > IN_MEMORY else None
+        spool = Spool.for_answers(tasks)
         jobs = [_Job(self._order(task), began, spool) for task in tasks]
         self._looked = 0.0
         known = self._nodes.items()  # a node that was no client may have been mended since
@@ -301,7 +295,7 @@ class FlowerFederation:
         elif wrong := _misfit(answer.update.params, job.order.task.arrays.get("model", {})):
             job.fail("WireError", wrong)
         else:
-            job.take(answer.update)
+            job.outcome = keep(answer.update, job.spool)
             phase = str(job.order.task.config.get("phase", ""))
             self._kept[job.client_id, phase] = answer.kept
             self._holds[job.client_id] |= {job.order.setup_digest, *job.order.constants.values()}

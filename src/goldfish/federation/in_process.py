@@ -15,7 +15,7 @@ from torch import nn
 
 from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError
-from goldfish.federation.spool import IN_MEMORY, Spool
+from goldfish.federation.spool import Spool, keep
 from goldfish.params import num_bytes
 from goldfish.randomness import seeded_globally
 from goldfish.training import LocalWorkspace
@@ -113,8 +113,7 @@ class InProcess:
         if self._executor is None:
             own = (self.threads,)
             self._executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, own)
-        expected = sum(num_bytes(params) for task in tasks for params in task.arrays.values())
-        spool = Spool() if expected > IN_MEMORY else None
+        spool = Spool.for_answers(tasks)
         try:
             futures = [self._executor.submit(self._answer, task, steps, spool) for task in tasks]
             outcomes = [future.result() for future in futures]
@@ -154,7 +153,7 @@ class InProcess:
             client = self._client(task)
             with workspace.active(), self._own_draws(task):
                 update = steps[task.step](task, client, workspace)
-            return update if spool is None else replace(update, params=spool.put(update.params))
+            return keep(update, spool)
         except Exception as error:
             logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)
             return Failure(task.client_id, type(error).__name__, str(error) or repr(error))

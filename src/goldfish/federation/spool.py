@@ -8,21 +8,36 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from goldfish.params import flatten
-from goldfish.types import Params
+from goldfish.params import flatten, num_bytes
+from goldfish.types import Params, Task, Update
 
 IN_MEMORY = 8 * 2**20
 """Bytes of updates that a round may keep in memory."""
 
 
+def keep(update: Update, spool: Spool | None) -> Update:
+    """Return the update with its parameters in the spool, where the round has one."""
+    return update if spool is None else replace(update, params=spool.put(update.params))
+
+
 class Spool:
     """A temporary file of models; it is deleted when nobody needs any of them."""
+
+    @classmethod
+    def for_answers(cls, tasks: Sequence[Task]) -> Self | None:
+        """Return a spool for the updates of a round; None where they fit into memory.
+
+        They are expected to be as large as what the tasks bring.
+        """
+        expected = sum(num_bytes(params) for task in tasks for params in task.arrays.values())
+        return cls() if expected > IN_MEMORY else None
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="goldfish-")  # noqa: SIM115

@@ -38,17 +38,10 @@ from torch import Tensor
 
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
-from goldfish.feeds import plain_feed
 from goldfish.methods.history import kept_updates, weight_names
 from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind
-from goldfish.methods.steps import (
-    answer,
-    nothing_to_learn,
-    task_generator,
-    task_learning_rate,
-    transform_of,
-)
-from goldfish.training import Count, Settings, TrainingSettings, cross_entropy_objective, fit
+from goldfish.methods.steps import answer, nothing_to_learn, train_on
+from goldfish.training import Count, Settings, TrainingSettings
 from goldfish.types import (
     Client,
     ClientStep,
@@ -132,20 +125,10 @@ def calibrate_step(task: Task, client: Client, workspace: Workspace) -> Update:
     if len(client.retained) == 0:
         return nothing_to_learn(task)
     training = TrainingSettings.from_task(task.config)
-    model = workspace.load("student", task.arrays["model"])
-    order = task_generator(task, "batches")
-    device = next(model.parameters()).device
-    fitted = fit(
-        model,
-        len(client.retained),
-        plain_feed(client.retained, device, order, transform_of(training)),
-        cross_entropy_objective,
-        training,
-        learning_rate=task_learning_rate(task, training),
-        generator=order,
-        max_steps=_calibration_steps(task, training, len(client.retained)),
-    )
-    return answer(task, P.params_of(model), len(client.retained), [fitted])
+    steps = _calibration_steps(task, training, len(client.retained))
+    start = task.arrays["model"]
+    params, fitted = train_on(task, client.retained, workspace, training, start, max_steps=steps)
+    return answer(task, params, len(client.retained), [fitted])
 
 
 STEPS: Mapping[str, ClientStep] = {"calibrate": calibrate_step}

@@ -34,7 +34,7 @@ from goldfish.params import params_of
 from goldfish.stepping import Loss
 from goldfish.training import Positive, Settings, TrainingSettings, fit, predict
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
-from goldfish.unlearning.basic_model import removed_batch_size
+from goldfish.unlearning.basic_model import removed_batch_size, student_logits
 
 
 class IncompetentTeacherSettings(Settings):
@@ -126,15 +126,13 @@ class BadTeachingObjective:
         """Return the loss of the student on a batch."""
         temperature = self.temperature
         competent_logits = cast("Tensor", batch.teacher_logits)
-        if batch.removed is None:
-            loss = imitation_loss(student(batch.inputs), competent_logits, temperature)
-            return Loss(loss, risk=loss)
-        inputs, _ = batch.removed
-        both = student(torch.cat([batch.inputs, inputs]))
-        logits, removed_logits = both[: len(batch.inputs)], both[len(batch.inputs) :]
-        bad = teacher_logits(self.incompetent, inputs)
+        logits, removed_logits = student_logits(student, batch)
+        risk = imitation_loss(logits, competent_logits, temperature)
+        if batch.removed is None or removed_logits is None:
+            return Loss(risk, risk=risk)
+        bad = teacher_logits(self.incompetent, batch.removed[0])
         total = bad_teaching_loss(logits, competent_logits, removed_logits, bad, temperature)
-        return Loss(total, risk=imitation_loss(logits, competent_logits, temperature))
+        return Loss(total, risk=risk)
 
 
 def _notes(plan: Plan, _settings: Settings) -> Sequence[str]:

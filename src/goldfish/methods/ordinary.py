@@ -5,26 +5,13 @@ It makes the original model, and it is the client's side of retraining from scra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
 
-from goldfish.feeds import plain_feed
 from goldfish.methods.method import Plan, federated_rounds
-from goldfish.methods.steps import (
-    answer,
-    nothing_to_learn,
-    shard_key,
-    task_generator,
-    task_learning_rate,
-    transform_of,
-)
-from goldfish.params import params_of
-from goldfish.training import Fitted, TrainingSettings, cross_entropy_objective, fit
-from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
+from goldfish.methods.steps import Fit, answer, nothing_to_learn, shard_key, train_on
+from goldfish.training import Fitted, TrainingSettings, fit
+from goldfish.types import Client, ClientStep, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.optimization import combine, partition_shards
-
-Fit: TypeAlias = Callable[..., Fitted]
-"""The training loop, :func:`goldfish.training.fit`, or that loop with more arguments given."""
 
 
 def train(plan: Plan, start: Params) -> Iterator[Round]:
@@ -58,7 +45,7 @@ def local_training(task: Task, client: Client, workspace: Workspace, fit: Fit) -
     if settings.shards > 1:
         return _train_shards(task, client, workspace, settings, fit)
     start = task.arrays["model"]
-    params, fitted = _train_on(task, client.retained, workspace, settings, start, fit)
+    params, fitted = train_on(task, client.retained, workspace, settings, start, fit=fit)
     return answer(task, params, len(client.retained), [fitted])
 
 
@@ -82,33 +69,9 @@ def _train_shards(
         begin = start
         if settings.shard_mode == "isolated":
             begin = kept.get(key, task.constants["start"])
-        models[shard.index], fitted = _train_on(
-            task, shard.retained, workspace, settings, begin, fit, shard.index
+        models[shard.index], fitted = train_on(
+            task, shard.retained, workspace, settings, begin, shard.index, fit=fit
         )
         kept[key] = models[shard.index]
         fits.append(fitted)
     return answer(task, combine(models, sizes), sum(sizes.values()), fits)
-
-
-def _train_on(
-    task: Task,
-    examples: Examples,
-    workspace: Workspace,
-    settings: TrainingSettings,
-    start: Params,
-    fit: Fit,
-    *purpose: int,
-) -> tuple[Params, Fitted]:
-    model = workspace.load("student", start)
-    order = task_generator(task, "batches", *purpose)
-    device = next(model.parameters()).device
-    fitted = fit(
-        model,
-        len(examples),
-        plain_feed(examples, device, order, transform_of(settings)),
-        cross_entropy_objective,
-        settings,
-        learning_rate=task_learning_rate(task, settings),
-        generator=order,
-    )
-    return params_of(model), fitted

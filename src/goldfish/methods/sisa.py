@@ -23,17 +23,9 @@ from torch import Tensor
 
 from goldfish.data import Subset
 from goldfish.errors import ConfigError
-from goldfish.feeds import plain_feed
 from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind, nothing_left
-from goldfish.methods.steps import (
-    answer,
-    nothing_to_learn,
-    shard_key,
-    task_generator,
-    transform_of,
-)
+from goldfish.methods.steps import answer, nothing_to_learn, shard_key, train_on
 from goldfish.models import fresh_params
-from goldfish.params import params_of
 from goldfish.randomness import derive_seed
 from goldfish.training import (
     MEMBERS,
@@ -42,8 +34,6 @@ from goldfish.training import (
     Settings,
     TrainingSettings,
     count_members,
-    cross_entropy_objective,
-    fit,
     join,
     learning_rate_at,
 )
@@ -189,18 +179,9 @@ def _train(
     training = TrainingSettings.from_task(task.config)
     settings = SisaSettings.from_task(task.config)
     index = 1 + place * training.rounds // settings.slices
-    model = workspace.load("student", start)
-    order = task_generator(task, "batches", shard, place)
-    fitted = fit(
-        model,
-        len(examples),
-        plain_feed(examples, next(model.parameters()).device, order, transform_of(training)),
-        cross_entropy_objective,
-        training.model_copy(update={"local_epochs": settings.epochs_per_slice}),
-        learning_rate=learning_rate_at(training, index, training.rounds),
-        generator=order,
-    )
-    return params_of(model), fitted
+    longer = training.model_copy(update={"local_epochs": settings.epochs_per_slice})
+    rate = learning_rate_at(training, index, training.rounds)
+    return train_on(task, examples, workspace, longer, start, shard, place, learning_rate=rate)
 
 
 def _one_round(

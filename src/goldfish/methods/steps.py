@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from goldfish.data import RandomCropFlip
-from goldfish.feeds import Transform
+from goldfish.feeds import Transform, plain_feed
+from goldfish.params import params_of
 from goldfish.randomness import generator
-from goldfish.training import Fitted, TrainingSettings, learning_rate_at
-from goldfish.types import Params, Task, Update
+from goldfish.training import (
+    Fitted,
+    TrainingSettings,
+    cross_entropy_objective,
+    fit,
+    learning_rate_at,
+)
+from goldfish.types import Examples, Params, Task, Update, Workspace
+
+Fit: TypeAlias = Callable[..., Fitted]
+"""The training loop, :func:`goldfish.training.fit`, or that loop with more arguments given."""
 
 
 def task_generator(task: Task, purpose: str, *parts: int) -> torch.Generator:
@@ -30,6 +41,36 @@ def task_learning_rate(task: Task, settings: TrainingSettings) -> float:
 def transform_of(settings: TrainingSettings) -> Transform | None:
     """Return the augmentation that the settings ask for."""
     return RandomCropFlip() if settings.augment else None
+
+
+def train_on(
+    task: Task,
+    examples: Examples,
+    workspace: Workspace,
+    settings: TrainingSettings,
+    start: Params,
+    *purpose: int,
+    fit: Fit = fit,
+    **more: Any,
+) -> tuple[Params, Fitted]:
+    """Train a model from ``start`` on examples with the ordinary loss.
+
+    ``purpose`` tells several trainings of one task apart. ``fit`` is given ``more`` beside what the
+    task says; a ``learning_rate`` among it counts instead of that of the task's round.
+    """
+    model = workspace.load("student", start)
+    order = task_generator(task, "batches", *purpose)
+    device = next(model.parameters()).device
+    fitted = fit(
+        model,
+        len(examples),
+        plain_feed(examples, device, order, transform_of(settings)),
+        cross_entropy_objective,
+        settings,
+        generator=order,
+        **{"learning_rate": task_learning_rate(task, settings), **more},
+    )
+    return params_of(model), fitted
 
 
 def shard_key(phase: str, index: int) -> str:

@@ -148,12 +148,16 @@ class GoldfishObjective:
 
     def __call__(self, student: nn.Module, batch: Batch) -> Loss:
         """Return the loss of the student on a batch."""
-        if batch.removed is None:
-            logits, removed_logits = student(batch.inputs), None
-        else:
-            both = student(torch.cat([batch.inputs, batch.removed[0]]))
-            logits, removed_logits = both[: len(batch.inputs)], both[len(batch.inputs) :]
+        logits, removed_logits = student_logits(student, batch)
         return goldfish_losses(batch, logits, removed_logits, self.settings, self.temperature)
+
+
+def student_logits(student: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """Return what the student says of remaining and of removed inputs, in one forward pass."""
+    if batch.removed is None:
+        return student(batch.inputs), None
+    both = student(torch.cat([batch.inputs, batch.removed[0]]))
+    return both[: len(batch.inputs)], both[len(batch.inputs) :]
 
 
 def goldfish_losses(
