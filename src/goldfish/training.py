@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.feeds import Batch, ExampleFeed, Feed
 from goldfish.graphs import allow_recording, recorder_of
+from goldfish.memory import keep_freed_memory
 from goldfish.params import flatten, unflatten
 from goldfish.stepping import (
     Loss,
@@ -281,6 +282,7 @@ class LocalWorkspace:
         graphs: bool = True,
         compiled: bool = False,
     ) -> None:
+        keep_freed_memory()
         self._factory = factory
         self._device = torch.device(device)
         self._graphs = graphs and self._device.type == "cuda"

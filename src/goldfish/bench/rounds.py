@@ -21,7 +21,6 @@ from goldfish.data import partition as partitions
 from goldfish.errors import DataError
 from goldfish.federation import InProcess
 from goldfish.models import model_factory
-from goldfish.models.pooling import MaxPool2x2
 from goldfish.stepping import Precision
 from goldfish.types import Client, DeletionRequest, Examples, ModelFactory
 from goldfish.workflow import Trained, train, unlearn
@@ -118,11 +117,7 @@ def plain_loop(model: nn.Module, data: Examples, samples: int) -> float:
 def plain_model(work: Workload) -> nn.Module:
     """Return the model in PyTorch's own layers, as the author of a plain loop has it."""
     model = work.factory()()
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, MaxPool2x2):
-                setattr(module, name, nn.MaxPool2d(2))
-    return model.to(work.device)
+    return (nn.Sequential(*model) if isinstance(model, nn.Sequential) else model).to(work.device)
 
 
 class Bench:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 from goldfish.errors import ConfigError
-from goldfish.models.pooling import MaxPool2x2
+from goldfish.models.blocked import BlockedFeatures
 
 CONV_CHANNELS = (6, 16)
 HIDDEN = (120, 84)
 KERNEL = 5
 
 
-class LeNet5(nn.Sequential):
+class LeNet5(BlockedFeatures):
     """The paper's LeNet-5 for MNIST: 2 convolutions, 2 max-poolings, 2 fully connected layers.
 
     The first convolution pads by 2, as is usual for 28 x 28 images (28 -> 14 -> 5 pixels a side).
@@ -26,10 +26,11 @@ class LeNet5(nn.Sequential):
             nn.Linear(CONV_CHANNELS[1] * side * side, HIDDEN[0]),
             nn.ReLU(),
             nn.Linear(HIDDEN[0], num_classes),
+            repeats=len(CONV_CHANNELS),
         )
 
 
-class LeNet5Cifar(nn.Sequential):
+class LeNet5Cifar(BlockedFeatures):
     """The paper's modified LeNet-5 for CIFAR-10: as above with 3 fully connected layers.
 
     Nothing is padded, so 32 x 32 images shrink as in the original network (32 -> 14 -> 5).
@@ -45,6 +46,7 @@ class LeNet5Cifar(nn.Sequential):
             nn.Linear(*HIDDEN),
             nn.ReLU(),
             nn.Linear(HIDDEN[1], num_classes),
+            repeats=len(CONV_CHANNELS),
         )
 
 
@@ -52,10 +54,10 @@ def _features(in_channels: int, padding: int) -> list[nn.Module]:
     return [
         nn.Conv2d(in_channels, CONV_CHANNELS[0], KERNEL, padding=padding),
         nn.ReLU(),
-        MaxPool2x2(),
+        nn.MaxPool2d(2),
         nn.Conv2d(*CONV_CHANNELS, KERNEL),
         nn.ReLU(),
-        MaxPool2x2(),
+        nn.MaxPool2d(2),
     ]
 
 
