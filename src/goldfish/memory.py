@@ -6,10 +6,9 @@ import ctypes
 import functools
 import sys
 
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_BLOCK = 32 * 2**20
-_FREE = 128 * 2**20
+_MIB = 2**20
+_KEPT = {-3: 32 * _MIB, -1: 128 * _MIB}
+"""Arguments of mallopt: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 
 
 @functools.cache
@@ -17,7 +16,7 @@ def keep_freed_memory() -> bool:
     """Have the C library keep freed memory; tell whether it does.
 
     A training step frees some megabytes, and the next one asks for as much. glibc returns them to
-    the system in between when a thread other than the first does this, and the system then clears
+    the system in between, most of all in threads other than the first, and the system then clears
     every page anew: a sixth of the time that clients train. Blocks of up to 32 MiB are kept, and
     up to 128 MiB at the end of the heap. Other C libraries are left as they are.
     """
@@ -27,4 +26,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _BLOCK)) and bool(mallopt(_M_TRIM_THRESHOLD, _FREE))
+    return all(mallopt(name, size) for name, size in _KEPT.items())

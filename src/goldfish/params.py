@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -16,35 +17,57 @@ from torch import Tensor, nn
 from goldfish.types import Params
 
 
+class FlatParams(Mapping[str, Tensor]):
+    """Parameters that stand in one row for each type of number, in the shapes of ``like``."""
+
+    def __init__(self, rows: Mapping[torch.dtype, Tensor], like: Params) -> None:
+        self.rows = rows
+        """All values, in the order of the names."""
+        places = dict.fromkeys(rows, 0)
+        self._views: dict[str, Tensor] = {}
+        for name, t in like.items():
+            begin = places[t.dtype]
+            places[t.dtype] = begin + t.numel()
+            self._views[name] = rows[t.dtype][begin : begin + t.numel()].view(t.shape)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
 def params_of(model: nn.Module) -> Params:
     """Return a detached copy, on the CPU, of all weights and all buffers of ``model``."""
     state = {name: t.detach() for name, t in model.state_dict().items()}
-    if all(t.device.type == "cpu" for t in state.values()):
-        return {name: t.clone(memory_format=torch.contiguous_format) for name, t in state.items()}
-    # From a GPU all values come in one copy for each type, not in one for each tensor.
-    flat = {dtype: values.cpu() for dtype, values in flatten(state).items()}
-    return {name: t.clone() for name, t in unflatten(flat, state).items()}
+    return FlatParams({dtype: row.cpu() for dtype, row in flatten(state).items()}, state)
 
 
-def flatten(params: Params) -> dict[torch.dtype, Tensor]:
-    """Return the values of all tensors in a row, for each type of number."""
+def flatten(params: Params) -> Mapping[torch.dtype, Tensor]:
+    """Return the values of all tensors in a row, for each type of number; not to be changed."""
+    if isinstance(params, FlatParams):
+        return params.rows
     rows: dict[torch.dtype, list[Tensor]] = {}
     for t in params.values():
         rows.setdefault(t.dtype, []).append(t.reshape(-1))
     return {dtype: torch.cat(row) for dtype, row in rows.items()}
 
 
-def unflatten(flat: Mapping[torch.dtype, Tensor], like: Params) -> Params:
-    """Return views of the values, in the names and shapes of ``like``, which was flattened so."""
-    places = dict.fromkeys(flat, 0)
-    params = {}
-    for name, t in like.items():
-        begin = places[t.dtype]
-        places[t.dtype] = begin + t.numel()
-        params[name] = flat[t.dtype][begin : begin + t.numel()].view(t.shape)
-    return params
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: on a busy machine, small tensors wait long for a second one."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
+@one_thread()
 def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Params:
     """Return ``sum_i w_i p_i / sum_i w_i``.
 
@@ -60,18 +83,19 @@ def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Par
         total += weight
         if not like:
             like = {name: torch.empty_like(t, device="meta") for name, t in params.items()}
-            mean = flatten(params)
+            mean = dict(flatten(params))
             continue
         share = weight / total
-        new = flatten({name: params[name] for name in like})
+        in_order = list(params) == list(like)
+        new = flatten(params if in_order else {name: params[name] for name in like})
         for dtype, values in mean.items():
             if dtype.is_floating_point:
-                change = new[dtype].sub_(values)
+                change = new[dtype] - values
                 # Where nothing changes the value stays as it is: -0.0 + 0.0 would be 0.0.
                 mean[dtype] = torch.where(change == 0, values, values + share * change)
     if not like or not total > 0:
         raise ValueError("weighted_mean needs at least one model and a positive sum of weights.")
-    return {name: t.clone() for name, t in unflatten(mean, like).items()}
+    return FlatParams(mean, like)
 
 
 def add(a: Params, b: Params) -> Params:
@@ -104,10 +128,11 @@ def num_bytes(params: Params) -> int:
     return sum(t.numel() * t.element_size() for t in params.values())
 
 
+@one_thread()
 def all_finite(params: Params) -> bool:
     """Tell whether no value is infinite or not a number."""
-    rows = flatten({name: t for name, t in params.items() if t.is_floating_point()})
-    return all(bool(torch.isfinite(row).all()) for row in rows.values())
+    rows = [row for dtype, row in flatten(params).items() if dtype.is_floating_point]
+    return all(bool(torch.isfinite(row).all()) for row in rows)
 
 
 def digest(params: Params) -> str:

@@ -79,8 +79,8 @@ class FusedSgd:
     def restart(self, learning_rate: float) -> None:
         """Begin again, at rest, with another step size in the tensor that was given at first."""
         cast("Tensor", self._rate).fill_(learning_rate)
-        for velocity in self._velocities:
-            velocity.zero_()
+        if self._velocities:
+            torch._foreach_zero_(self._velocities)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

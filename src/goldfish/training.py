@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -19,7 +20,7 @@ from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.feeds import Batch, ExampleFeed, Feed
 from goldfish.graphs import allow_recording, recorder_of
 from goldfish.memory import keep_freed_memory
-from goldfish.params import flatten, unflatten
+from goldfish.params import FlatParams, flatten
 from goldfish.stepping import (
     Loss,
     Objective,
@@ -267,6 +268,43 @@ _building = threading.Lock()
 """Held while a model is built: workers share torch's global generator."""
 
 
+class _Sent:
+    """The models that were sent to a GPU last: all clients of a round begin with the same one."""
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[Params, FlatParams, torch.cuda.Event]] = (
+            OrderedDict()
+        )
+
+    def find(self, params: Params, device: torch.device) -> FlatParams:
+        """Return the parameters on the device, for use on the current stream."""
+        key = (id(params), device)
+        with self._lock:
+            if key not in self._kept:
+                rows = {
+                    dtype: row.pin_memory().to(device, non_blocking=True)
+                    for dtype, row in flatten(params).items()
+                }
+                arrived = torch.cuda.Event()
+                arrived.record(torch.cuda.current_stream(device))
+                # The parameters are kept as well, so that no others can have their id.
+                self._kept[key] = params, FlatParams(rows, params), arrived
+                while len(self._kept) > self.KEPT:
+                    self._kept.popitem(last=False)
+            _, sent, arrived = self._kept[key]
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(arrived)
+        for row in sent.rows.values():
+            row.record_stream(stream)
+        return sent
+
+
+_sent = _Sent()
+
+
 class LocalWorkspace:
     """The models of one worker: built once for each role, then loaded again and again.
 
@@ -288,6 +326,7 @@ class LocalWorkspace:
         self._graphs = graphs and self._device.type == "cuda"
         self._compiled = compiled
         self._modules: dict[str, nn.Module] = {}
+        self._states: dict[str, dict[str, Tensor]] = {}
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     def active(self) -> AbstractContextManager[object]:
@@ -303,26 +342,25 @@ class LocalWorkspace:
             with _building, torch.random.fork_rng(devices=[]):
                 built = [self._factory() for _ in range(members or 1)]
             self._modules[key] = self._ready(Ensemble(built) if members else built[0])
-        module = self._modules[key]
-        self._fill(module, params)
-        return module
+        self._fill(key, params)
+        return self._modules[key]
 
-    def _fill(self, module: nn.Module, params: Params) -> None:
+    def _fill(self, key: str, params: Params) -> None:
         """Copy the values into the module, to a GPU all of them at once."""
+        module = self._modules[key]
         if self._stream is None:
             module.load_state_dict(dict(params))
             return
-        state = module.state_dict()
+        state = self._states.setdefault(key, module.state_dict(keep_vars=True))
         shapes = {name: (t.shape, t.dtype) for name, t in params.items()}
         if shapes != {name: (t.shape, t.dtype) for name, t in state.items()}:
             module.load_state_dict(dict(params))  # converts, or says what does not fit
             return
-        values = flatten({name: params[name] for name in state})
-        sent = {k: v.pin_memory().to(self._device, non_blocking=True) for k, v in values.items()}
-        views = unflatten(sent, state)
-        for dtype in sent:
+        sent = _sent.find(params, self._device)
+        for dtype in sent.rows:
             names = [name for name, t in state.items() if t.dtype == dtype]
-            torch._foreach_copy_([state[n] for n in names], [views[n] for n in names])
+            with torch.no_grad():
+                torch._foreach_copy_([state[n] for n in names], [sent[n] for n in names])
 
     def _ready(self, module: nn.Module) -> nn.Module:
         module = module.to(self._device)

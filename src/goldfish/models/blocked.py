@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,7 @@ class BlockedFeatures(nn.Sequential):
         first = 3 * self._repeats
         convolutions = [layer for layer in layers[:first:3] if isinstance(layer, nn.Conv2d)]
         if not _suits(inputs, convolutions):
-            result: Tensor = super().forward(inputs)
-            return result
+            return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
         # to_mkldnn() gives a layout of oneDNN's own, which its operations hand on to each other.
         images = inputs.to_mkldnn()
         for layer in convolutions:
@@ -49,7 +49,7 @@ class BlockedFeatures(nn.Sequential):
                 images,
                 layer.weight,
                 layer.bias,
-                layer.padding,
+                cast("tuple[int, int]", layer.padding),
                 layer.stride,
                 layer.dilation,
                 layer.groups,
@@ -57,8 +57,8 @@ class BlockedFeatures(nn.Sequential):
             # ReLU and maximum may change places: fewer numbers are left for the second.
             images = torch.relu(torch.mkldnn_max_pool2d(images, 2, 2))
         features = images.to_dense()
-        for layer in layers[first:]:
-            features = layer(features)
+        for following in layers[first:]:
+            features = following(features)
         return features
 
 
@@ -75,7 +75,7 @@ def _suits(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
         and len(inputs) > 0
         and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in read)
         and not any(is_functorch_wrapped_tensor(t) for t in read)  # torch.func: single samples
-        and keep_freed_memory()  # oneDNN's blocks are large: new pages would cost more than they save
+        and keep_freed_memory()  # new pages for its large blocks would cost more than they save
         and _stays_finite(read)
     )
 
