@@ -20,6 +20,7 @@ from typing import Protocol, Self, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from goldfish.device import fetch
 from goldfish.feeds import Draw, ExampleFeed, Gatherer, stack
 from goldfish.stepping import Epoch, Objective, Sgd, Trainer, TrainingStep
 
@@ -30,9 +31,6 @@ ROWS = 256
 
 WARM_UP = 3
 """Steps that are taken before one is recorded: libraries choose and set up their kernels."""
-
-MANY = 8
-"""Steps that one launch replays; what is left of an epoch is replayed step by step."""
 
 KEPT_SHAPES = 16
 """Shapes of batches that a training keeps recorded; more are walked through step by step."""
@@ -86,7 +84,7 @@ class Replay:
     def __init__(self, step: DrawnStep, record: Record) -> None:
         self._step = step
         self._record = record
-        self._graphs: dict[int, Graph] = {}
+        self._graph: Graph | None = None
         self._tables: Draw | None = None
         self._row = torch.empty(0)
         self._walked = 0
@@ -102,42 +100,36 @@ class Replay:
             self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
 
     def _replay(self, draws: Draw) -> None:
-        left = len(draws.positions)
-        if not self._ready(draws):
+        graph = self._recorded(draws)
+        if graph is None:
             self._walk(draws)
             return
+        count = len(draws.positions)
         self._row.zero_()
         for table, part in zip(cast("Draw", self._tables), draws, strict=True):
             if table is not None and part is not None:
-                table[:left].copy_(part)
-        for steps in (MANY, 1):
-            for _ in range(left // steps):
-                self._graphs[steps].replay()
-            self._step.count(left // steps * steps)
-            left %= steps
+                table[:count].copy_(part)
+        for _ in range(count):
+            graph.replay()
+        self._step.count(count)
 
-    def _ready(self, draws: Draw) -> bool:
-        """Record what is missing for these draws; tell whether they can be replayed."""
-        left = len(draws.positions)
-        needed = [steps for steps, times in ((MANY, left // MANY), (1, left % MANY)) if times]
-        if self._tables is None:
+    def _recorded(self, draws: Draw) -> Graph | None:
+        """Return the recorded step for draws like these; None when it cannot be recorded."""
+        if self._graph is None and self.refusal is None:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
             self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
-        for steps in needed:
-            if steps not in self._graphs and self.refusal is None:
-                try:
-                    with self._step.uncounted():
-                        self._graphs[steps] = self._record(partial(self._take, steps))
-                except RuntimeError as error:
-                    self.refusal = str(error).strip().partition("\n")[0]
-        return self.refusal is None
+            try:
+                with self._step.uncounted():
+                    self._graph = self._record(self._take)
+            except RuntimeError as error:
+                self.refusal = str(error).strip().partition("\n")[0]
+        return self._graph
 
-    def _take(self, steps: int) -> None:
-        """Do the work that is recorded: steps on the rows that come next."""
+    def _take(self) -> None:
+        """Do the work that is recorded: a step on the row that comes next."""
         tables = cast("Draw", self._tables)
-        for _ in range(steps):
-            self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
-            self._row.add_(1)
+        self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
+        self._row.add_(1)
 
     def _walk(self, draws: Draw) -> None:
         walk(self._step, draws)
@@ -222,8 +214,9 @@ class RecordedTrainer:
         self._step.sums.zero_()
         draws = [feed.draw(positions) for positions in batches]
         for shapes, alike in itertools.groupby(draws, key=lambda draw: draw.shapes):
-            self._take(shapes, feed.locate(stack(list(alike)).map(self._upload)))
-        total, risk = self._step.sums.tolist()
+            sent = stack(list(alike)).map(self._send)
+            self._take(shapes, feed.locate(sent))
+        total, risk = fetch(self._step.sums).tolist()
         return Epoch(len(draws), sum(d.num_samples for d in draws), total, risk)
 
     def _take(self, shapes: Hashable, draws: Draw) -> None:
@@ -235,9 +228,8 @@ class RecordedTrainer:
         if replay.refusal is not None:
             _log_once(type(self._step.model).__name__, replay.refusal)
 
-    def _upload(self, part: Tensor) -> Tensor:
-        device = self._step.sums.device
-        return part.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else part
+    def _send(self, part: Tensor) -> Tensor:
+        return part.to(self._step.sums.device, non_blocking=True)
 
 
 _ATTRIBUTE = "_goldfish_recorder"

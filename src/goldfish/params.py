@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -17,18 +18,41 @@ from torch import Tensor, nn
 from goldfish.types import Params
 
 
-class FlatParams(Mapping[str, Tensor]):
-    """Parameters that stand in one row for each type of number, in the shapes of ``like``."""
+class RowParams(Mapping[str, Tensor]):
+    """Parameters that stand in one row for each type of number."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Mapping[torch.dtype, Tensor]:
+        """All values, in the order of the names; not to be changed."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """How many bytes the values take."""
+
+
+class FlatParams(RowParams):
+    """Parameters in rows in memory; ``like`` has their names and shapes."""
 
     def __init__(self, rows: Mapping[torch.dtype, Tensor], like: Params) -> None:
-        self.rows = rows
-        """All values, in the order of the names."""
+        self._rows = rows
         places = dict.fromkeys(rows, 0)
         self._views: dict[str, Tensor] = {}
         for name, t in like.items():
             begin = places[t.dtype]
             places[t.dtype] = begin + t.numel()
             self._views[name] = rows[t.dtype][begin : begin + t.numel()].view(t.shape)
+
+    @property
+    def rows(self) -> Mapping[torch.dtype, Tensor]:
+        """All values, in the order of the names; not to be changed."""
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the values take."""
+        return sum(row.nbytes for row in self._rows.values())
 
     def __getitem__(self, name: str) -> Tensor:
         return self._views[name]
@@ -40,15 +64,22 @@ class FlatParams(Mapping[str, Tensor]):
         return len(self._views)
 
 
+READER = "_goldfish_reader"
+"""Where a model on a GPU has what reads all of its values at once (goldfish.device)."""
+
+
 def params_of(model: nn.Module) -> Params:
     """Return a detached copy, on the CPU, of all weights and all buffers of ``model``."""
+    if hasattr(model, READER):
+        params: Params = getattr(model, READER).read()
+        return params
     state = {name: t.detach() for name, t in model.state_dict().items()}
     return FlatParams({dtype: row.cpu() for dtype, row in flatten(state).items()}, state)
 
 
 def flatten(params: Params) -> Mapping[torch.dtype, Tensor]:
     """Return the values of all tensors in a row, for each type of number; not to be changed."""
-    if isinstance(params, FlatParams):
+    if isinstance(params, RowParams):
         return params.rows
     rows: dict[torch.dtype, list[Tensor]] = {}
     for t in params.values():
@@ -125,14 +156,17 @@ def distance(a: Params, b: Params) -> float:
 
 def num_bytes(params: Params) -> int:
     """Return how many bytes the parameters hold."""
-    return sum(t.numel() * t.element_size() for t in params.values())
+    if isinstance(params, RowParams):
+        return params.nbytes
+    return sum(t.nbytes for t in params.values())
 
 
 @one_thread()
 def all_finite(params: Params) -> bool:
     """Tell whether no value is infinite or not a number."""
     rows = [row for dtype, row in flatten(params).items() if dtype.is_floating_point]
-    return all(bool(torch.isfinite(row).all()) for row in rows)
+    # A sum is finite only when all of its terms are; looking at each of them takes longer.
+    return all(math.isfinite(row.sum()) or bool(torch.isfinite(row).all()) for row in rows)
 
 
 def digest(params: Params) -> str:

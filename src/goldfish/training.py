@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -16,11 +15,12 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
+from goldfish.device import DeviceRows, fetch, turn
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.feeds import Batch, ExampleFeed, Feed
 from goldfish.graphs import allow_recording, recorder_of
 from goldfish.memory import keep_freed_memory
-from goldfish.params import FlatParams, flatten
+from goldfish.params import READER
 from goldfish.stepping import (
     Loss,
     Objective,
@@ -233,7 +233,7 @@ def predict(model: nn.Module, examples: Examples, batch_size: int | None = None)
     device = next(model.parameters()).device
     size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
     batches = torch.arange(len(examples)).split(size)
-    return torch.cat([model(examples.batch(b)[0].to(device)).float().cpu() for b in batches])
+    return torch.cat([fetch(model(examples.batch(b)[0].to(device)).float()) for b in batches])
 
 
 class Ensemble(nn.Module):
@@ -268,43 +268,6 @@ _building = threading.Lock()
 """Held while a model is built: workers share torch's global generator."""
 
 
-class _Sent:
-    """The models that were sent to a GPU last: all clients of a round begin with the same one."""
-
-    KEPT = 4
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[Params, FlatParams, torch.cuda.Event]] = (
-            OrderedDict()
-        )
-
-    def find(self, params: Params, device: torch.device) -> FlatParams:
-        """Return the parameters on the device, for use on the current stream."""
-        key = (id(params), device)
-        with self._lock:
-            if key not in self._kept:
-                rows = {
-                    dtype: row.pin_memory().to(device, non_blocking=True)
-                    for dtype, row in flatten(params).items()
-                }
-                arrived = torch.cuda.Event()
-                arrived.record(torch.cuda.current_stream(device))
-                # The parameters are kept as well, so that no others can have their id.
-                self._kept[key] = params, FlatParams(rows, params), arrived
-                while len(self._kept) > self.KEPT:
-                    self._kept.popitem(last=False)
-            _, sent, arrived = self._kept[key]
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(arrived)
-        for row in sent.rows.values():
-            row.record_stream(stream)
-        return sent
-
-
-_sent = _Sent()
-
-
 class LocalWorkspace:
     """The models of one worker: built once for each role, then loaded again and again.
 
@@ -326,12 +289,16 @@ class LocalWorkspace:
         self._graphs = graphs and self._device.type == "cuda"
         self._compiled = compiled
         self._modules: dict[str, nn.Module] = {}
-        self._states: dict[str, dict[str, Tensor]] = {}
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
-    def active(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def active(self) -> Iterator[None]:
         """Return the context in which this worker works."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        if self._stream is None:
+            yield
+            return
+        with turn.taken(), torch.cuda.stream(self._stream):
+            yield
 
     def load(self, role: str, params: Params) -> nn.Module:
         """Return the module for ``role``, holding ``params``: one model, or an ensemble."""
@@ -342,30 +309,24 @@ class LocalWorkspace:
             with _building, torch.random.fork_rng(devices=[]):
                 built = [self._factory() for _ in range(members or 1)]
             self._modules[key] = self._ready(Ensemble(built) if members else built[0])
-        self._fill(key, params)
-        return self._modules[key]
-
-    def _fill(self, key: str, params: Params) -> None:
-        """Copy the values into the module, to a GPU all of them at once."""
         module = self._modules[key]
-        if self._stream is None:
-            module.load_state_dict(dict(params))
-            return
-        state = self._states.setdefault(key, module.state_dict(keep_vars=True))
-        shapes = {name: (t.shape, t.dtype) for name, t in params.items()}
-        if shapes != {name: (t.shape, t.dtype) for name, t in state.items()}:
+        self._fill(module, params)
+        return module
+
+    def _fill(self, module: nn.Module, params: Params) -> None:
+        """Copy the values into the module, to a GPU all of them at once."""
+        rows: DeviceRows | None = getattr(module, READER, None)
+        if rows is not None and rows.fit(params):
+            rows.load(params)
+        else:
             module.load_state_dict(dict(params))  # converts, or says what does not fit
-            return
-        sent = _sent.find(params, self._device)
-        for dtype in sent.rows:
-            names = [name for name, t in state.items() if t.dtype == dtype]
-            with torch.no_grad():
-                torch._foreach_copy_([state[n] for n in names], [sent[n] for n in names])
 
     def _ready(self, module: nn.Module) -> nn.Module:
         module = module.to(self._device)
         if self._compiled:
             module.compile(dynamic=False)
+        if self._device.type == "cuda":
+            setattr(module, READER, DeviceRows(module))
         if self._graphs:
             allow_recording(module)
         return module

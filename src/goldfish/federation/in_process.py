@@ -151,7 +151,7 @@ class InProcess:
         workspace = self._workspaces.take(task.client_id)
         try:
             client = self._client(task)
-            with workspace.active(), self._own_draws(task):
+            with self._own_draws(task), workspace.active():
                 update = steps[task.step](task, client, workspace)
             return keep(update, spool)
         except Exception as error:

@@ -9,13 +9,13 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from goldfish.params import flatten, num_bytes
+from goldfish.params import RowParams, flatten, num_bytes
 from goldfish.types import Params, Task, Update
 
 IN_MEMORY = 8 * 2**20
@@ -54,15 +54,9 @@ class Spool:
         written = 0
         while written < len(content):
             written += os.pwrite(self._file.fileno(), content[written:], begin + written)
-        starts = {}
-        for dtype, row in rows.items():
-            starts[dtype] = begin
-            begin += row.nbytes
-        places = {}
-        for name, t in params.items():
-            places[name] = _Place(starts[t.dtype], t.shape, t.dtype)
-            starts[t.dtype] += t.nbytes
-        return SpooledParams(self, places)
+        lengths = {dtype: len(row) for dtype, row in rows.items()}
+        like = {name: torch.empty_like(t, device="meta") for name, t in params.items()}
+        return SpooledParams(self, begin, lengths, like)
 
     def read(self, begin: int, size: int) -> bytearray:
         """Return bytes that were written."""
@@ -73,30 +67,45 @@ class Spool:
         return content
 
 
-@dataclass(frozen=True)
-class _Place:
-    begin: int
-    shape: torch.Size
-    dtype: torch.dtype
+class SpooledParams(RowParams):
+    """Parameters in a :class:`Spool`: they are read from the file whenever they are looked at."""
 
-
-class SpooledParams(Mapping[str, Tensor]):
-    """Parameters in a :class:`Spool`: every look at a tensor reads it from the file."""
-
-    def __init__(self, spool: Spool, places: Mapping[str, _Place]) -> None:
+    def __init__(
+        self, spool: Spool, begin: int, lengths: Mapping[torch.dtype, int], like: Params
+    ) -> None:
         self._spool = spool
-        self._places = places
+        self._like = like
+        self._rows: dict[torch.dtype, tuple[int, int]] = {}
+        for dtype, length in lengths.items():
+            self._rows[dtype] = begin, length
+            begin += length * dtype.itemsize
+        ends = {dtype: place for dtype, (place, _) in self._rows.items()}
+        self._places: dict[str, int] = {}
+        for name, t in like.items():
+            self._places[name] = ends[t.dtype]
+            ends[t.dtype] += t.nbytes
+
+    @property
+    def rows(self) -> Mapping[torch.dtype, Tensor]:
+        """All values, in the order of the names."""
+        return {dtype: self._read(*place, dtype) for dtype, place in self._rows.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the values take."""
+        return sum(length * dtype.itemsize for dtype, (_, length) in self._rows.items())
 
     def __getitem__(self, name: str) -> Tensor:
-        place = self._places[name]
-        size = place.shape.numel() * place.dtype.itemsize
-        if size == 0:
-            return torch.empty(place.shape, dtype=place.dtype)
-        content = self._spool.read(place.begin, size)
-        return torch.frombuffer(content, dtype=place.dtype).view(place.shape)
+        like = self._like[name]
+        return self._read(self._places[name], like.numel(), like.dtype).view(like.shape)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._like)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._like)
+
+    def _read(self, begin: int, length: int, dtype: torch.dtype) -> Tensor:
+        if length == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._spool.read(begin, length * dtype.itemsize), dtype=dtype)

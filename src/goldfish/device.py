@@ -1,0 +1,141 @@
+"""How threads share a GPU, and how models get there and back.
+
+Python runs one thread at a time, and threads that start work on a GPU would pass that right to each
+other at every operation, which takes longer than the operations. So a worker keeps its *turn*
+until it waits for the GPU. A model's values travel in one row for each type of number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from goldfish.params import FlatParams, flatten
+from goldfish.types import Params
+
+
+class Turn:
+    """One thread at a time has it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._mine = threading.local()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the turn and keep it."""
+        with self._lock:
+            self._mine.held = True
+            try:
+                yield
+            finally:
+                self._mine.held = False
+
+    @contextmanager
+    def given_up(self) -> Iterator[None]:
+        """Let others have it meanwhile; nothing happens in a thread that does not have it."""
+        if not getattr(self._mine, "held", False):
+            yield
+            return
+        self._mine.held = False
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+            self._mine.held = True
+
+
+turn = Turn()
+"""The turn of the workers of all GPUs: it is about Python's attention, not theirs."""
+
+
+def fetch(values: Tensor) -> Tensor:
+    """Return the values on the CPU; while a GPU still computes them, others have their turn."""
+    if values.device.type != "cuda":
+        return values.cpu()
+    landing = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    landing.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event(blocking=True)
+    arrived.record(torch.cuda.current_stream(values.device))
+    with turn.given_up():
+        arrived.synchronize()
+    return landing.clone()
+
+
+class DeviceRows:
+    """The values of a module on a GPU, which are read and replaced all at once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        copies = {
+            name: torch.empty_like(t, requires_grad=False, memory_format=torch.contiguous_format)
+            for name, t in self._state.items()
+        }
+        self._copies = FlatParams(flatten(copies), copies)
+
+    def fit(self, params: Params) -> bool:
+        """Tell whether the parameters have the names, shapes and types of the module's."""
+        return {name: (t.shape, t.dtype) for name, t in params.items()} == {
+            name: (t.shape, t.dtype) for name, t in self._state.items()
+        }
+
+    @torch.no_grad()
+    def load(self, params: Params) -> None:
+        """Replace all values."""
+        sent = _sent.find(params, next(iter(self._state.values())).device)
+        self._copy(sent, self._state)
+
+    @torch.no_grad()
+    def read(self) -> FlatParams:
+        """Return a copy of all values on the CPU."""
+        self._copy(self._state, self._copies)
+        rows = {dtype: fetch(row) for dtype, row in self._copies.rows.items()}
+        return FlatParams(rows, self._copies)
+
+    def _copy(self, source: Params, target: Params) -> None:
+        for dtype in self._copies.rows:
+            names = [name for name, t in self._state.items() if t.dtype == dtype]
+            torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])
+
+
+class _Sent:
+    """The models that were sent to a GPU last: all clients of a round begin with the same one."""
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[Params, FlatParams, torch.cuda.Event]] = (
+            OrderedDict()
+        )
+
+    def find(self, params: Params, device: torch.device) -> FlatParams:
+        """Return the parameters on the device, for use on the current stream."""
+        stream = torch.cuda.current_stream(device)
+        key = (id(params), device)
+        with self._lock:
+            if key not in self._kept:
+                rows = {
+                    dtype: row.to(device, non_blocking=True)
+                    for dtype, row in flatten(params).items()
+                }
+                arrived = torch.cuda.Event()
+                arrived.record(stream)
+                # The parameters are kept as well, so that no others can have their id.
+                self._kept[key] = params, FlatParams(rows, params), arrived
+                while len(self._kept) > self.KEPT:
+                    self._kept.popitem(last=False)
+            _, sent, arrived = self._kept[key]
+        stream.wait_event(arrived)
+        for row in sent.rows.values():
+            row.record_stream(stream)
+        return sent
+
+
+_sent = _Sent()
