@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 ROWS = 256
 """Draws that a table holds; longer epochs fill it again."""
 
-WARM_UP = 3
-"""Steps that are taken before one is recorded: libraries choose and set up their kernels."""
+PRACTICE = 2
+"""Steps that are taken back, before one is recorded: libraries choose and set up their kernels."""
 
 KEPT_SHAPES = 16
 """Shapes of batches that a training keeps recorded; more are walked through step by step."""
@@ -44,6 +44,9 @@ class DrawnStep(Protocol):
 
     def __call__(self, draw: Draw) -> object:
         """Take the step."""
+
+    def practice(self) -> AbstractContextManager[None]:
+        """Return the context for steps that are taken back at its end."""
 
     def uncounted(self) -> AbstractContextManager[None]:
         """Return the context for steps that shall not count themselves."""
@@ -66,20 +69,29 @@ _recording = threading.Lock()
 """CUDA records one graph at a time."""
 
 
-def record_on_device(work: Callable[[], None]) -> Graph:
-    """Record ``work`` on the current stream, without doing it."""
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.current_stream()
-    with (
-        _recording,
-        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-    ):
-        work()
-    return graph
+class DeviceRecord:
+    """Records work on the current stream of a GPU.
+
+    All recordings use the same memory for what lives within a step, as no two are replayed at once.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], None]) -> Graph:
+        """Record ``work``, without doing it."""
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        with (
+            _recording,
+            torch.cuda.graph(graph, self._memory, stream=stream, capture_error_mode="thread_local"),
+        ):
+            work()
+        return graph
 
 
 class Replay:
-    """A training step for draws of one shape, recorded once enough of them were taken."""
+    """A training step for draws of one shape, recorded when the first of them comes."""
 
     def __init__(self, step: DrawnStep, record: Record) -> None:
         self._step = step
@@ -87,22 +99,18 @@ class Replay:
         self._graph: Graph | None = None
         self._tables: Draw | None = None
         self._row = torch.empty(0)
-        self._walked = 0
         self.refusal: str | None = None
         """Why the step cannot be recorded; None when nothing speaks against it."""
 
     def run(self, draws: Draw) -> None:
         """Take one step for each of the stacked draws, in order."""
-        count = len(draws.positions)
-        taken = min(count, max(0, WARM_UP - self._walked))
-        self._walk(draws.map(lambda part: part[:taken]))
-        for begin in range(taken, count, ROWS):
+        for begin in range(0, len(draws.positions), ROWS):
             self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
 
     def _replay(self, draws: Draw) -> None:
         graph = self._recorded(draws)
         if graph is None:
-            self._walk(draws)
+            walk(self._step, draws)
             return
         count = len(draws.positions)
         self._row.zero_()
@@ -118,6 +126,9 @@ class Replay:
         if self._graph is None and self.refusal is None:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
             self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
+            with self._step.practice():
+                for _ in range(PRACTICE):
+                    walk(self._step, draws.map(lambda part: part[:1]))
             try:
                 with self._step.uncounted():
                     self._graph = self._record(self._take)
@@ -130,10 +141,6 @@ class Replay:
         tables = cast("Draw", self._tables)
         self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
         self._row.add_(1)
-
-    def _walk(self, draws: Draw) -> None:
-        walk(self._step, draws)
-        self._walked += len(draws.positions)
 
 
 def walk(step: Callable[[Draw], object], draws: Draw) -> None:
@@ -182,6 +189,10 @@ class StepOnDraw:
     def __call__(self, draw: Draw) -> None:
         """Gather the batch of a located draw and take the step."""
         self._step(partial(self._gather, draw))
+
+    def practice(self) -> AbstractContextManager[None]:
+        """Return the context for steps that are taken back at its end."""
+        return self._step.practice()
 
     def uncounted(self) -> AbstractContextManager[None]:
         """Return the context for steps that shall not count themselves."""
@@ -236,9 +247,9 @@ _ATTRIBUTE = "_goldfish_recorder"
 """Where a model has its recorder, so that the two live and end together."""
 
 
-def allow_recording(model: nn.Module, record: Record = record_on_device) -> None:
+def allow_recording(model: nn.Module, record: Record | None = None) -> None:
     """Let the steps of a model be recorded; from then on its weights must not move."""
-    setattr(model, _ATTRIBUTE, Recorder(model, record))
+    setattr(model, _ATTRIBUTE, Recorder(model, record or DeviceRecord()))
 
 
 def recorder_of(model: nn.Module) -> Recorder | None:

@@ -74,13 +74,13 @@ class FusedSgd:
         self._weights = list(weights)
         self._sgd = sgd
         self._rate = learning_rate
-        self._velocities = [torch.zeros_like(w) for w in self._weights] if sgd.momentum else []
+        self.velocities = [torch.zeros_like(w) for w in self._weights] if sgd.momentum else []
 
     def restart(self, learning_rate: float) -> None:
         """Begin again, at rest, with another step size in the tensor that was given at first."""
         cast("Tensor", self._rate).fill_(learning_rate)
-        if self._velocities:
-            torch._foreach_zero_(self._velocities)
+        if self.velocities:
+            torch._foreach_zero_(self.velocities)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -94,7 +94,7 @@ class FusedSgd:
         torch._fused_sgd_(
             [self._weights[place] for place in moving],
             [cast("Tensor", self._weights[place].grad) for place in moving],
-            [self._velocities[place] for place in moving] if self._velocities else [],
+            [self.velocities[place] for place in moving] if self.velocities else [],
             weight_decay=self._sgd.weight_decay,
             momentum=self._sgd.momentum,
             lr=self._rate,  # type: ignore[arg-type]
@@ -149,6 +149,18 @@ class TrainingStep:
         self._total += loss.total.detach()
         self._risk += loss.risk.detach()
         return batch, loss
+
+    @contextmanager
+    def practice(self) -> Iterator[None]:
+        """Take steps without consequences: at the end all values are what they were."""
+        state = self.model.state_dict(keep_vars=True)
+        changing = [*state.values(), *self._optimizer.velocities, self.sums]
+        with torch.no_grad():
+            before = [t.clone() for t in changing]
+        yield
+        with torch.no_grad():
+            for t, value in zip(changing, before, strict=True):
+                t.copy_(value)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

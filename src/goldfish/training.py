@@ -226,14 +226,21 @@ def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
     return Loss(loss, risk=loss)
 
 
-@torch.no_grad()
 def predict(model: nn.Module, examples: Examples, batch_size: int | None = None) -> Tensor:
     """Return the logits of all examples, on the CPU, in order; always in evaluation mode."""
+    return torch.cat([fetch(logits) for logits in predictions(model, examples, batch_size)])
+
+
+@torch.no_grad()
+def predictions(
+    model: nn.Module, examples: Examples, batch_size: int | None = None
+) -> Iterator[Tensor]:
+    """Yield the logits of batch after batch, on the device of the model, still to be computed."""
     model.eval()
     device = next(model.parameters()).device
     size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
-    batches = torch.arange(len(examples)).split(size)
-    return torch.cat([fetch(model(examples.batch(b)[0].to(device)).float()) for b in batches])
+    for positions in torch.arange(len(examples)).split(size):
+        yield model(examples.batch(positions)[0].to(device)).float()
 
 
 class Ensemble(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor
 from goldfish.params import RowParams, flatten, num_bytes
 from goldfish.types import Params, Task, Update
 
-IN_MEMORY = 8 * 2**20
+IN_MEMORY = 32 * 2**20
 """Bytes of updates that a round may keep in memory."""
 
 

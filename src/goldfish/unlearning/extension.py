@@ -14,9 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from goldfish.data import Subset
+from goldfish.device import fetch
 from goldfish.errors import ConfigError
 from goldfish.randomness import generator
-from goldfish.training import LocalWorkspace, predict
+from goldfish.training import LocalWorkspace, predictions
 from goldfish.types import Examples, ModelFactory, Params
 
 LOWEST_EXPONENT = -700.0
@@ -92,25 +93,35 @@ class ServerTest:
         order = torch.randperm(len(examples), generator=generator(seed, "server"))
         self._examples = Subset(examples, order[:samples].sort().values)
         self._labels = self._examples.labels.cpu()
-        self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
-        self._workers = 1 if self._device.type == "cuda" else os.cpu_count() or 1
-        for _ in range(self._workers):
-            self._workspaces.put(LocalWorkspace(factory, self._device))
+        cores = 1 if self._device.type == "cuda" else os.cpu_count() or 1
+        self._workspaces = [LocalWorkspace(factory, self._device) for _ in range(cores)]
 
     def score(self, params: Params) -> ServerScore:
         """Measure a model."""
         return self.scores([params])[0]
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
-        """Measure several models; on the CPU side by side, each on one thread."""
-        with ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,)) as pool:
-            return list(pool.map(self._measure, models))
+        """Measure several models: on the CPU side by side, each on one thread."""
+        if self._device.type == "cuda":  # all are started before the first is waited for
+            said = [self._predict(self._workspaces[0], params) for params in models]
+            return [self._score(logits) for logits in fetch(torch.stack(said))]
+        free: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
+        for workspace in self._workspaces:
+            free.put(workspace)
 
-    def _measure(self, params: Params) -> ServerScore:
-        workspace = self._workspaces.get()
-        try:
-            logits = predict(workspace.load("server", params), self._examples)
-        finally:
-            self._workspaces.put(workspace)
+        def measure(params: Params) -> ServerScore:
+            workspace = free.get()
+            try:
+                return self._score(self._predict(workspace, params))
+            finally:
+                free.put(workspace)
+
+        with ThreadPoolExecutor(len(self._workspaces), "", torch.set_num_threads, (1,)) as pool:
+            return list(pool.map(measure, models))
+
+    def _predict(self, workspace: LocalWorkspace, params: Params) -> Tensor:
+        return torch.cat(list(predictions(workspace.load("server", params), self._examples)))
+
+    def _score(self, logits: Tensor) -> ServerScore:
         loss = F.cross_entropy(logits, self._labels).item()
         return ServerScore(loss, mean_squared_error(logits, self._labels))
