@@ -450,8 +450,11 @@ def _need_flower() -> None:
 def _resolve(device: Device) -> str:
     import torch
 
+    from goldfish.device import open_queues
+
     if device is Device.cpu:
         return "cpu"
+    open_queues()
     if torch.cuda.is_available():
         return "cuda"
     if device is Device.cuda:

@@ -20,7 +20,7 @@ from typing import Protocol, Self, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from goldfish.device import fetch
+from goldfish.device import fetch, work_given
 from goldfish.feeds import Draw, ExampleFeed, Gatherer, stack
 from goldfish.stepping import Epoch, Objective, Sgd, Trainer, TrainingStep
 
@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 ROWS = 256
 """Draws that a table holds; longer epochs fill it again."""
+
+AHEAD = 16
+"""Steps that are started before those in front of them are waited for.
+
+A GPU's queue is not endless: who starts more has to wait, and would keep others from their turn.
+"""
 
 PRACTICE = 2
 """Steps that are taken back, before one is recorded: libraries choose and set up their kernels."""
@@ -117,8 +123,14 @@ class Replay:
         for table, part in zip(cast("Draw", self._tables), draws, strict=True):
             if table is not None and part is not None:
                 table[:count].copy_(part)
-        for _ in range(count):
-            graph.replay()
+        before: Callable[[], None] | None = None
+        for begin in range(0, count, AHEAD):
+            for _ in range(min(AHEAD, count - begin)):
+                graph.replay()
+            given = work_given(draws.positions.device)
+            if before is not None:
+                before()
+            before = given
         self._step.count(count)
 
     def _recorded(self, draws: Draw) -> Graph | None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from goldfish.device import DeviceRows, fetch, turn
+from goldfish.device import DeviceRows, fetch, open_queues, turn
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.feeds import Batch, ExampleFeed, Feed
 from goldfish.graphs import allow_recording, recorder_of
@@ -293,6 +293,8 @@ class LocalWorkspace:
         keep_freed_memory()
         self._factory = factory
         self._device = torch.device(device)
+        if self._device.type == "cuda":
+            open_queues()
         self._graphs = graphs and self._device.type == "cuda"
         self._compiled = compiled
         self._modules: dict[str, nn.Module] = {}

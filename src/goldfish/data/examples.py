@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
+from goldfish.device import open_queues
 from goldfish.errors import DataError
 from goldfish.types import Examples
 
@@ -67,6 +68,8 @@ class TensorExamples:
 
     def to(self, device: torch.device | str) -> TensorExamples:
         """Return these examples with images and labels on ``device``, where batches then arise."""
+        if torch.device(device).type == "cuda":
+            open_queues()
         moved = copy.copy(self)
         moved.images = self.images.to(device)
         moved.labels = self.labels.to(device)

@@ -6,6 +6,7 @@ student may start from the old model instead (``student = "teacher"``) is ours.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -158,10 +159,11 @@ def _retrain(
     training = TrainingSettings.from_task(task.config)
     settings = GoldfishSettings.from_task(task.config)
     student = workspace.load("student", start)
-    teacher = workspace.load("teacher", task.constants["teacher"])
-    known = None
+    teacher: nn.Module | Tensor
     if settings.mu_d > 0 and not training.augment:
-        known = _teacher_logits(task, client, teacher, retained, *purpose)
+        teacher = _teacher_logits(task, client, workspace, retained, *purpose)
+    else:
+        teacher = workspace.load("teacher", task.constants["teacher"])
     fitted = retrain_student(
         student,
         teacher,
@@ -173,25 +175,29 @@ def _retrain(
         generator=task_generator(task, "batches", *purpose),
         removed_generator=task_generator(task, "removed", *purpose),
         transform=transform_of(training),
-        known=known,
     )
     return params_of(student), fitted
 
 
 def _teacher_logits(
-    task: Task, client: Client, teacher: nn.Module, retained: Examples, *purpose: int
+    task: Task, client: Client, workspace: Workspace, retained: Examples, *purpose: int
 ) -> Tensor:
     """Return the teacher's logits of the remaining data, computed in the first round only.
 
     A client keeps one set for each of its shards, that of the last teacher and deletion.
     """
-    fingerprint = f"{task.config['teacher_digest']} {derive_seed(0, *retained.ids):016x}"
+    fingerprint = f"{task.config['teacher_digest']} {_digest_of_ids(tuple(retained.ids))}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     if logits is None or found != fingerprint:
-        logits = predict(teacher, retained)
+        logits = predict(workspace.load("teacher", task.constants["teacher"]), retained)
         client.state.cache[key] = fingerprint, logits
     return logits
+
+
+@functools.lru_cache(maxsize=1000)
+def _digest_of_ids(ids: tuple[str, ...]) -> str:
+    return f"{derive_seed(0, *ids):016x}"
 
 
 def check(plan: Plan, settings: Settings) -> None:

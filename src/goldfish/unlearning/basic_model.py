@@ -80,7 +80,7 @@ class GoldfishSettings(Settings):
 
 def retrain_student(
     student: nn.Module,
-    teacher: nn.Module,
+    teacher: nn.Module | Tensor,
     retained: Examples,
     removed: Examples | None,
     settings: GoldfishSettings,
@@ -90,29 +90,27 @@ def retrain_student(
     generator: torch.Generator,
     removed_generator: torch.Generator,
     transform: Transform | None = None,
-    known: Tensor | None = None,
 ) -> Fitted:
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
+    ``teacher`` is the model, or its logits of the remaining data where the caller has them already.
     ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that
-    the order of the former is the one of every other method. ``known`` are the teacher's logits of
-    the remaining data, where the caller has them already.
+    the order of the former is the one of every other method.
     """
     temperature = client_temperature(
         settings, len(retained), 0 if removed is None else len(removed)
     )
     plain = plain_feed(retained, next(student.parameters()).device, generator, transform)
-    if known is None and settings.mu_d > 0 and transform is None:
-        known = predict(teacher, retained)
-    asked = teacher if settings.mu_d > 0 else None
-    feed = taught_feed(plain, asked if known is None else known)
+    if isinstance(teacher, nn.Module) and settings.mu_d > 0 and transform is None:
+        teacher = predict(teacher, retained)
+    feed = taught_feed(plain, teacher if settings.mu_d > 0 else None)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         feed = with_removed(feed, removed, size, removed_generator)
 
     stop = None
     if settings.local_stop and training.local_epochs > 1:
-        logits = predict(teacher, retained) if known is None else known
+        logits = predict(teacher, retained) if isinstance(teacher, nn.Module) else teacher
         own = Batch(logits, retained.labels.cpu(), logits if settings.mu_d > 0 else None)
         reference = goldfish_losses(own, logits, None, settings, temperature).risk.item()
 
