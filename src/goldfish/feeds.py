@@ -125,7 +125,7 @@ class ExampleFeed:
     view: Tensor | None = None
     """Where the client's samples are in the gatherer's source; None: they are all of it."""
     said: Tensor | None = None
-    """What the teacher says of each of the client's samples."""
+    """What the teacher says of each of the client's samples, on the device of the model."""
     forget: Iterator[Tensor] | None = None
     """Positions of removed samples, a batch at a time, without end."""
     forget_generator: torch.Generator | None = None
@@ -136,7 +136,7 @@ class ExampleFeed:
         return self.gather(self.locate(self.draw(positions)))
 
     def draw(self, positions: Tensor) -> Draw:
-        """Return what is random about the next batch, and what is known of it, on the CPU."""
+        """Return what is random about the next batch, on the CPU."""
         transform = self.gather.transform
         changes, removed, removed_changes = None, None, None
         if transform is not None:
@@ -145,18 +145,18 @@ class ExampleFeed:
             removed = next(self.forget)
             if transform is not None:
                 removed_changes = transform.draw(len(removed), self.forget_generator)
-        said = None if self.said is None else self.said[positions]
-        return Draw(positions, changes, said, removed, removed_changes)
+        return Draw(positions, changes, None, removed, removed_changes)
 
     def locate(self, draw: Draw) -> Draw:
-        """Return the draw, or several in a stack, on the device, with positions in the source."""
-        placed = draw._replace(
+        """Return the draw, or several in a stack, with positions in the source, and what is known.
+
+        All data lies on one device, wherever the positions are.
+        """
+        return draw._replace(
             positions=_look_up(self.view, draw.positions),
+            said=None if self.said is None else _look_up(self.said, draw.positions),
             removed=None if draw.removed is None else _look_up(self.forget_view, draw.removed),
         )
-        if placed.said is not None:
-            placed = placed._replace(said=placed.said.to(self.gather.device))
-        return placed
 
 
 def plain_feed(
@@ -177,7 +177,7 @@ def taught_feed(plain: ExampleFeed, teacher: nn.Module | Tensor | None) -> Examp
     is then asked batch by batch.
     """
     if isinstance(teacher, Tensor):
-        return replace(plain, said=teacher)
+        return replace(plain, said=teacher.to(plain.gather.device))
     return replace(plain, gather=replace(plain.gather, teacher=teacher))
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol, Self, TypeAlias, cast
@@ -71,29 +71,68 @@ class Graph(Protocol):
 Record: TypeAlias = Callable[[Callable[[], None]], Graph]
 """Records work, without doing it."""
 
-_recording = threading.Lock()
-"""CUDA records one graph at a time."""
-
 
 class DeviceRecord:
     """Records work on the current stream of a GPU.
 
     All recordings use the same memory for what lives within a step, as no two are replayed at once.
+    A model that could not be recorded once is not tried again.
     """
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
+        self._refusal: str | None = None
 
     def __call__(self, work: Callable[[], None]) -> Graph:
         """Record ``work``, without doing it."""
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        with (
-            _recording,
-            torch.cuda.graph(graph, self._memory, stream=stream, capture_error_mode="thread_local"),
-        ):
-            work()
+        try:
+            with torch.cuda.graph(
+                graph, self._memory, stream=stream, capture_error_mode="thread_local"
+            ):
+                work()
+        except RuntimeError as error:
+            self._refusal = str(error)
+            raise
         return graph
+
+
+class Studio:
+    """One thread makes all recordings: CUDA makes one at a time.
+
+    cuDNN looks for the fastest way of a convolution in each thread anew, so here it looks once for
+    all clients.
+    """
+
+    TRIED = 4
+    """Ways that cuDNN tries: more find little, and take long."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "recording")
+
+    def run(self, work: Callable[[], None], device: torch.device, search: bool) -> None:
+        """Do the work on the current stream, which others wait for; ``search`` for fast ways."""
+        if device.type != "cuda":
+            work()
+            return
+        stream = torch.cuda.current_stream(device)
+        self._thread.submit(self._work, work, stream, search).result()
+
+    def _work(self, work: Callable[[], None], stream: torch.cuda.Stream, search: bool) -> None:
+        cudnn = torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.benchmark_limit
+        cudnn.benchmark, cudnn.benchmark_limit = search, self.TRIED
+        try:
+            with torch.cuda.stream(stream):
+                work()
+        finally:
+            cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+_studio = Studio()
 
 
 class Replay:
@@ -136,17 +175,22 @@ class Replay:
     def _recorded(self, draws: Draw) -> Graph | None:
         """Return the recorded step for draws like these; None when it cannot be recorded."""
         if self._graph is None and self.refusal is None:
+            device = draws.positions.device
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
-            self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
-            with self._step.practice():
-                for _ in range(PRACTICE):
-                    walk(self._step, draws.map(lambda part: part[:1]))
-            try:
-                with self._step.uncounted():
-                    self._graph = self._record(self._take)
-            except RuntimeError as error:
-                self.refusal = str(error).strip().partition("\n")[0]
+            self._row = torch.zeros(1, dtype=torch.int64, device=device)
+            worth_it = len(draws.positions) >= AHEAD
+            _studio.run(partial(self._make, draws.map(lambda part: part[:1])), device, worth_it)
         return self._graph
+
+    def _make(self, draw: Draw) -> None:
+        with self._step.practice():
+            for _ in range(PRACTICE):
+                walk(self._step, draw)
+        try:
+            with self._step.uncounted():
+                self._graph = self._record(self._take)
+        except RuntimeError as error:
+            self.refusal = str(error).strip().partition("\n")[0]
 
     def _take(self) -> None:
         """Do the work that is recorded: a step on the row that comes next."""
@@ -236,13 +280,13 @@ class RecordedTrainer:
         feed = cast("ExampleFeed", self._feed)
         self._step.sums.zero_()
         draws = [feed.draw(positions) for positions in batches]
-        for shapes, alike in itertools.groupby(draws, key=lambda draw: draw.shapes):
-            sent = stack(list(alike)).map(self._send)
-            self._take(shapes, feed.locate(sent))
+        for _, alike in itertools.groupby(draws, key=lambda draw: draw.shapes):
+            self._take(feed.locate(stack(list(alike)).map(self._send)))
         total, risk = fetch(self._step.sums).tolist()
         return Epoch(len(draws), sum(d.num_samples for d in draws), total, risk)
 
-    def _take(self, shapes: Hashable, draws: Draw) -> None:
+    def _take(self, draws: Draw) -> None:
+        shapes = draws.map(lambda part: part[0]).shapes
         if shapes not in self._replays and len(self._replays) == KEPT_SHAPES:
             walk(self._on_draw, draws)
             return

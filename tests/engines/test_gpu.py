@@ -17,6 +17,7 @@ from goldfish.data import partition as partitions
 from goldfish.models import model_factory
 from goldfish.training import predict
 from goldfish.types import Client, DeletionRequest, ModelFactory, Params
+from goldfish.unlearning.extension import ServerTest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -92,6 +93,18 @@ def test_the_results_do_not_depend_on_the_number_of_workers() -> None:
         members, _ = federation(8, factory, workers=workers)
         found.append(goldfish.train(members, rounds=3, learning_rate=0.001, batch_size=10).params)
     assert worst(*found) < 1e-4, "a GPU adds in no fixed order"
+
+
+def test_models_are_measured_at_once_as_they_are_singly_on_the_cpu() -> None:
+    factory = model_factory("lenet5", num_classes=10, image_shape=SHAPE)
+    models = [P.params_of(factory()) for _ in range(3)]
+    found = [
+        ServerTest(factory, digits(device)[1], samples=100).scores(models)
+        for device in ("cuda", "cpu")
+    ]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
+        assert ours.mse == pytest.approx(theirs.mse, abs=1e-6)
 
 
 class Branching(nn.Module):

@@ -102,9 +102,8 @@ class ServerTest:
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure several models: on the CPU side by side, each on one thread."""
-        if self._device.type == "cuda":  # all are started before the first is waited for
-            said = [self._predict(self._workspaces[0], params) for params in models]
-            return [self._score(logits) for logits in fetch(torch.stack(said))]
+        if self._device.type == "cuda":
+            return self._scores_at_once(models)
         free: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
         for workspace in self._workspaces:
             free.put(workspace)
@@ -118,6 +117,15 @@ class ServerTest:
 
         with ThreadPoolExecutor(len(self._workspaces), "", torch.set_num_threads, (1,)) as pool:
             return list(pool.map(measure, models))
+
+    def _scores_at_once(self, models: Sequence[Params]) -> list[ServerScore]:
+        """Measure models on a GPU, which is waited for once."""
+        said = torch.stack([self._predict(self._workspaces[0], params) for params in models])
+        labels = self._examples.labels.expand(len(models), -1)
+        losses = F.cross_entropy(said.transpose(1, 2), labels, reduction="none").mean(1)
+        wrong = F.softmax(said, dim=-1) - F.one_hot(labels, said.shape[-1])
+        found = fetch(torch.stack([losses, wrong.square().mean((1, 2))], dim=1))
+        return [ServerScore(loss, mse) for loss, mse in found.tolist()]
 
     def _predict(self, workspace: LocalWorkspace, params: Params) -> Tensor:
         return torch.cat(list(predictions(workspace.load("server", params), self._examples)))
