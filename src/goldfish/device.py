@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from goldfish.params import FlatParams, flatten
+from goldfish.params import FlatParams, flatten, shapes_of
 from goldfish.types import Params
 
 
@@ -97,13 +97,11 @@ class DeviceRows:
             name: torch.empty_like(t, requires_grad=False, memory_format=torch.contiguous_format)
             for name, t in self._state.items()
         }
-        self._copies = FlatParams(flatten(copies), copies)
+        self._copies = FlatParams(flatten(copies), shapes_of(copies))
 
     def fit(self, params: Params) -> bool:
         """Tell whether the parameters have the names, shapes and types of the module's."""
-        return {name: (t.shape, t.dtype) for name, t in params.items()} == {
-            name: (t.shape, t.dtype) for name, t in self._state.items()
-        }
+        return shapes_of(params) == self._copies.shapes
 
     @torch.no_grad()
     def load(self, params: Params) -> None:
@@ -116,7 +114,7 @@ class DeviceRows:
         """Return a copy of all values on the CPU."""
         self._copy(self._state, self._copies)
         rows = {dtype: fetch(row) for dtype, row in self._copies.rows.items()}
-        return FlatParams(rows, self._copies)
+        return FlatParams(rows, self._copies.shapes)
 
     def _copy(self, source: Params, target: Params) -> None:
         for dtype in self._copies.rows:
@@ -148,7 +146,7 @@ class _Sent:
                 arrived = torch.cuda.Event()
                 arrived.record(stream)
                 # The parameters are kept as well, so that no others can have their id.
-                self._kept[key] = params, FlatParams(rows, params), arrived
+                self._kept[key] = params, FlatParams(rows, shapes_of(params)), arrived
                 while len(self._kept) > self.KEPT:
                     self._kept.popitem(last=False)
             _, sent, arrived = self._kept[key]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol, Self, TypeAlias, cast
@@ -72,6 +72,10 @@ Record: TypeAlias = Callable[[Callable[[], None]], Graph]
 """Records work, without doing it."""
 
 
+_recording = threading.Lock()
+"""CUDA records one graph at a time."""
+
+
 class DeviceRecord:
     """Records work on the current stream of a GPU.
 
@@ -90,49 +94,17 @@ class DeviceRecord:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(
-                graph, self._memory, stream=stream, capture_error_mode="thread_local"
+            with (
+                _recording,
+                torch.cuda.graph(
+                    graph, self._memory, stream=stream, capture_error_mode="thread_local"
+                ),
             ):
                 work()
         except RuntimeError as error:
             self._refusal = str(error)
             raise
         return graph
-
-
-class Studio:
-    """One thread makes all recordings: CUDA makes one at a time.
-
-    cuDNN looks for the fastest way of a convolution in each thread anew, so here it looks once for
-    all clients.
-    """
-
-    TRIED = 4
-    """Ways that cuDNN tries: more find little, and take long."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "recording")
-
-    def run(self, work: Callable[[], None], device: torch.device, search: bool) -> None:
-        """Do the work on the current stream, which others wait for; ``search`` for fast ways."""
-        if device.type != "cuda":
-            work()
-            return
-        stream = torch.cuda.current_stream(device)
-        self._thread.submit(self._work, work, stream, search).result()
-
-    def _work(self, work: Callable[[], None], stream: torch.cuda.Stream, search: bool) -> None:
-        cudnn = torch.backends.cudnn
-        before = cudnn.benchmark, cudnn.benchmark_limit
-        cudnn.benchmark, cudnn.benchmark_limit = search, self.TRIED
-        try:
-            with torch.cuda.stream(stream):
-                work()
-        finally:
-            cudnn.benchmark, cudnn.benchmark_limit = before
-
-
-_studio = Studio()
 
 
 class Replay:
@@ -175,22 +147,17 @@ class Replay:
     def _recorded(self, draws: Draw) -> Graph | None:
         """Return the recorded step for draws like these; None when it cannot be recorded."""
         if self._graph is None and self.refusal is None:
-            device = draws.positions.device
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
-            self._row = torch.zeros(1, dtype=torch.int64, device=device)
-            worth_it = len(draws.positions) >= AHEAD
-            _studio.run(partial(self._make, draws.map(lambda part: part[:1])), device, worth_it)
+            self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
+            with self._step.practice():
+                for _ in range(PRACTICE):
+                    walk(self._step, draws.map(lambda part: part[:1]))
+            try:
+                with self._step.uncounted():
+                    self._graph = self._record(self._take)
+            except RuntimeError as error:
+                self.refusal = str(error).strip().partition("\n")[0]
         return self._graph
-
-    def _make(self, draw: Draw) -> None:
-        with self._step.practice():
-            for _ in range(PRACTICE):
-                walk(self._step, draw)
-        try:
-            with self._step.uncounted():
-                self._graph = self._record(self._take)
-        except RuntimeError as error:
-            self.refusal = str(error).strip().partition("\n")[0]
 
     def _take(self) -> None:
         """Do the work that is recorded: a step on the row that comes next."""

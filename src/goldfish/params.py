@@ -11,15 +11,23 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from goldfish.types import Params
 
+Shapes: TypeAlias = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Shape and type of each tensor of a model, by name."""
+
 
 class RowParams(Mapping[str, Tensor]):
     """Parameters that stand in one row for each type of number."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
 
     @property
     @abstractmethod
@@ -27,41 +35,48 @@ class RowParams(Mapping[str, Tensor]):
         """All values, in the order of the names; not to be changed."""
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """How many bytes the values take."""
+        return sum(shape.numel() * dtype.itemsize for shape, dtype in self.shapes.values())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
 
 
 class FlatParams(RowParams):
-    """Parameters in rows in memory; ``like`` has their names and shapes."""
+    """Parameters in rows in memory."""
 
-    def __init__(self, rows: Mapping[torch.dtype, Tensor], like: Params) -> None:
+    def __init__(self, rows: Mapping[torch.dtype, Tensor], shapes: Shapes) -> None:
+        super().__init__(shapes)
         self._rows = rows
-        places = dict.fromkeys(rows, 0)
-        self._views: dict[str, Tensor] = {}
-        for name, t in like.items():
-            begin = places[t.dtype]
-            places[t.dtype] = begin + t.numel()
-            self._views[name] = rows[t.dtype][begin : begin + t.numel()].view(t.shape)
+
+    @cached_property
+    def _views(self) -> Mapping[str, Tensor]:
+        places = dict.fromkeys(self._rows, 0)
+        views = {}
+        for name, (shape, dtype) in self.shapes.items():
+            begin = places[dtype]
+            places[dtype] = begin + shape.numel()
+            views[name] = self._rows[dtype][begin : places[dtype]].view(shape)
+        return views
 
     @property
     def rows(self) -> Mapping[torch.dtype, Tensor]:
         """All values, in the order of the names; not to be changed."""
         return self._rows
 
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the values take."""
-        return sum(row.nbytes for row in self._rows.values())
-
     def __getitem__(self, name: str) -> Tensor:
         return self._views[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
 
-    def __len__(self) -> int:
-        return len(self._views)
+def shapes_of(params: Params) -> Shapes:
+    """Return the shape and type of each tensor, by name."""
+    if isinstance(params, RowParams):
+        return params.shapes
+    return {name: (t.shape, t.dtype) for name, t in params.items()}
 
 
 READER = "_goldfish_reader"
@@ -74,7 +89,8 @@ def params_of(model: nn.Module) -> Params:
         params: Params = getattr(model, READER).read()
         return params
     state = {name: t.detach() for name, t in model.state_dict().items()}
-    return FlatParams({dtype: row.cpu() for dtype, row in flatten(state).items()}, state)
+    rows = {dtype: row.cpu() for dtype, row in flatten(state).items()}
+    return FlatParams(rows, shapes_of(state))
 
 
 def flatten(params: Params) -> Mapping[torch.dtype, Tensor]:
@@ -105,28 +121,25 @@ def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Par
     Computed as a running mean, which reads one model at a time and returns the very bits of the
     first model when all models are equal.
     """
-    like: Params = {}
+    shapes: Shapes = {}
     mean: dict[torch.dtype, Tensor] = {}
     total = 0.0
     for params, weight in zip(all_params, weights, strict=True):
         if weight == 0:
             continue
         total += weight
-        if not like:
-            like = {name: torch.empty_like(t, device="meta") for name, t in params.items()}
-            mean = dict(flatten(params))
+        if not mean:
+            shapes, mean = shapes_of(params), dict(flatten(params))
             continue
-        share = weight / total
-        in_order = list(params) == list(like)
-        new = flatten(params if in_order else {name: params[name] for name in like})
+        in_order = list(params) == list(shapes)
+        new = flatten(params if in_order else {name: params[name] for name in shapes})
         for dtype, values in mean.items():
             if dtype.is_floating_point:
-                change = new[dtype] - values
-                # Where nothing changes the value stays as it is: -0.0 + 0.0 would be 0.0.
-                mean[dtype] = torch.where(change == 0, values, values + share * change)
-    if not like or not total > 0:
+                # In this order of subtractions equal values stay what they are, -0.0 too.
+                mean[dtype] = values - (values - new[dtype]).mul_(weight / total)
+    if not mean or not total > 0:
         raise ValueError("weighted_mean needs at least one model and a positive sum of weights.")
-    return FlatParams(mean, like)
+    return FlatParams(mean, shapes)
 
 
 def add(a: Params, b: Params) -> Params:

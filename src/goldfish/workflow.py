@@ -320,7 +320,7 @@ def _collect(
                 stacklevel=3,
             )
         records.append(RoundRecord(this.index, cost, this.failures, scores))
-    return records, params, history, memo
+    return records, dict(params), history, memo
 
 
 def _forget_phase(plan: Plan) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from goldfish.params import RowParams, flatten, num_bytes
+from goldfish.params import RowParams, Shapes, flatten, num_bytes, shapes_of
 from goldfish.types import Params, Task, Update
 
 IN_MEMORY = 32 * 2**20
@@ -54,9 +54,7 @@ class Spool:
         written = 0
         while written < len(content):
             written += os.pwrite(self._file.fileno(), content[written:], begin + written)
-        lengths = {dtype: len(row) for dtype, row in rows.items()}
-        like = {name: torch.empty_like(t, device="meta") for name, t in params.items()}
-        return SpooledParams(self, begin, lengths, like)
+        return SpooledParams(self, begin, shapes_of(params))
 
     def read(self, begin: int, size: int) -> bytearray:
         """Return bytes that were written."""
@@ -70,40 +68,30 @@ class Spool:
 class SpooledParams(RowParams):
     """Parameters in a :class:`Spool`: they are read from the file whenever they are looked at."""
 
-    def __init__(
-        self, spool: Spool, begin: int, lengths: Mapping[torch.dtype, int], like: Params
-    ) -> None:
+    def __init__(self, spool: Spool, begin: int, shapes: Shapes) -> None:
+        super().__init__(shapes)
         self._spool = spool
-        self._like = like
+        lengths: dict[torch.dtype, int] = {}
+        for shape, dtype in shapes.values():
+            lengths[dtype] = lengths.get(dtype, 0) + shape.numel()
         self._rows: dict[torch.dtype, tuple[int, int]] = {}
         for dtype, length in lengths.items():
             self._rows[dtype] = begin, length
             begin += length * dtype.itemsize
         ends = {dtype: place for dtype, (place, _) in self._rows.items()}
         self._places: dict[str, int] = {}
-        for name, t in like.items():
-            self._places[name] = ends[t.dtype]
-            ends[t.dtype] += t.nbytes
+        for name, (shape, dtype) in shapes.items():
+            self._places[name] = ends[dtype]
+            ends[dtype] += shape.numel() * dtype.itemsize
 
     @property
     def rows(self) -> Mapping[torch.dtype, Tensor]:
         """All values, in the order of the names."""
         return {dtype: self._read(*place, dtype) for dtype, place in self._rows.items()}
 
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the values take."""
-        return sum(length * dtype.itemsize for dtype, (_, length) in self._rows.items())
-
     def __getitem__(self, name: str) -> Tensor:
-        like = self._like[name]
-        return self._read(self._places[name], like.numel(), like.dtype).view(like.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._like)
-
-    def __len__(self) -> int:
-        return len(self._like)
+        shape, dtype = self.shapes[name]
+        return self._read(self._places[name], shape.numel(), dtype).view(shape)
 
     def _read(self, begin: int, length: int, dtype: torch.dtype) -> Tensor:
         if length == 0:
