@@ -14,9 +14,11 @@ from goldfish import graphs
 from goldfish import params as P  # noqa: N812
 from goldfish.data import TensorExamples, load
 from goldfish.data import partition as partitions
+from goldfish.feeds import Batch
 from goldfish.models import model_factory
 from goldfish.training import predict
 from goldfish.types import Client, DeletionRequest, ModelFactory, Params
+from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
 from goldfish.unlearning.extension import ServerTest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -105,6 +107,26 @@ def test_models_are_measured_at_once_as_they_are_singly_on_the_cpu() -> None:
     for ours, theirs in zip(*found, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
         assert ours.mse == pytest.approx(theirs.mse, abs=1e-6)
+
+
+def test_the_complete_loss_and_its_gradient_are_those_of_the_cpu() -> None:
+    objective = GoldfishObjective(GoldfishSettings(), 2.5)
+    train, _ = digits("cpu")
+    found = []
+    for device in ("cuda", "cpu"):
+        torch.manual_seed(0)
+        model = model_factory("lenet5", num_classes=10, image_shape=SHAPE)().to(device)
+        inputs, labels = (t.to(device) for t in train.batch(torch.arange(30)))
+        said = torch.linspace(-3, 3, 200).view(20, 10).to(device)
+        batch = Batch(inputs[:20], labels[:20], said, (inputs[20:], labels[20:]))
+        loss = objective(model, batch)
+        loss.total.backward()
+        gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        found.append((loss.total.item(), loss.risk.item(), gradients))
+    ours, theirs = found
+    assert ours[:2] == pytest.approx(theirs[:2], abs=1e-5)
+    for a, b in zip(ours[2], theirs[2], strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
 
 
 class Branching(nn.Module):

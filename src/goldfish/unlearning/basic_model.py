@@ -29,6 +29,7 @@ from goldfish.training import (
 )
 from goldfish.types import Examples
 from goldfish.unlearning.extension import adaptive_temperature
+from goldfish.unlearning.fused_loss import Terms, fused_losses
 from goldfish.unlearning.loss_function import (
     HardLossName,
     RemovedTermName,
@@ -146,6 +147,25 @@ class GoldfishObjective:
 
     def __call__(self, student: nn.Module, batch: Batch) -> Loss:
         """Return the loss of the student on a batch."""
+        settings = self.settings
+        if (
+            batch.inputs.is_cuda
+            and batch.removed is not None
+            and batch.teacher_logits is not None
+            and settings.hard_loss != "focal"
+            and settings.removed_term == "capped"
+        ):
+            terms = Terms(
+                settings.removed_weight,
+                settings.mu_c,
+                settings.mu_d,
+                self.temperature,
+                settings.square_scaling,
+            )
+            both = student(torch.cat([batch.inputs, batch.removed[0]]))
+            return Loss(
+                *fused_losses(both, batch.labels, batch.removed[1], batch.teacher_logits, terms)
+            )
         logits, removed_logits = student_logits(student, batch)
         return goldfish_losses(batch, logits, removed_logits, self.settings, self.temperature)
 

@@ -1,0 +1,100 @@
+"""The loss that a GPU computes at once against the functions of the loss module."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from goldfish.feeds import Batch
+from goldfish.unlearning.basic_model import GoldfishSettings, goldfish_losses
+from goldfish.unlearning.fused_loss import Terms, fused_losses
+
+
+def obvious(
+    logits: Tensor, labels: Tensor, removed: Tensor, teacher: Tensor, terms: Terms
+) -> tuple[Tensor, Tensor]:
+    own = GoldfishSettings(
+        removed_weight=terms.removed_weight,
+        mu_c=terms.mu_c,
+        mu_d=terms.mu_d,
+        square_scaling=terms.square_scaling,
+    )
+    kept = len(labels)
+    batch = Batch(logits[:kept], labels, teacher, (logits[kept:], removed))
+    loss = goldfish_losses(batch, logits[:kept], logits[kept:], own, terms.temperature)
+    return loss.total, loss.risk
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(2, 7),
+    st.sampled_from([0.0, 0.1, 1.0, 20.0]),
+    st.floats(0, 3),
+    st.floats(0, 3),
+    st.floats(0, 3),
+    st.floats(1, 9, exclude_min=True),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_losses_and_gradient_are_those_of_the_loss_module(
+    kept: int,
+    lost: int,
+    classes: int,
+    spread: float,
+    removed_weight: float,
+    mu_c: float,
+    mu_d: float,
+    temperature: float,
+    square: bool,
+    seed: int,
+) -> None:
+    """Logits that are all 0 have a deviation of 0; those of spread 20 are far above the cap."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(kept + lost, classes, generator=generator, dtype=torch.float64) * spread
+    teacher = torch.randn(kept, classes, generator=generator, dtype=torch.float64) * 3
+    labels = torch.randint(0, classes, (kept,), generator=generator)
+    removed = torch.randint(0, classes, (lost,), generator=generator)
+    terms = Terms(removed_weight, mu_c, mu_d, temperature, square)
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    total, risk = fused_losses(ours, labels, removed, teacher, terms)
+    expected, expected_risk = obvious(theirs, labels, removed, teacher, terms)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
+    assert risk.item() == pytest.approx(expected_risk.item(), rel=1e-9, abs=1e-9)
+    (2 * total).backward()
+    (2 * expected).backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    if spread == 0.0:  # exactly at the cap rounding decides which side a loss is on
+        ours.grad[kept:], theirs.grad[kept:] = 0, 0
+    assert torch.allclose(ours.grad, theirs.grad, rtol=1e-7, atol=1e-9)
+
+
+def test_by_hand() -> None:
+    """One remaining and one removed sample, two classes, T = 2, all weights 1.
+
+    Remaining: logits (0, 0), label 0, teacher (0, 0): L_r = ln 2, L_d = ln 2. Removed: logits
+    (ln 3, 0), so p = (3/4, 1/4), label 0: L_f = ln(4/3), below the cap ln 2. The deviation of p is
+    sqrt(((1/4)^2 + (1/4)^2) / 2) = 1/4. Total: 2 ln 2 - ln(4/3) + 1/4 = ln 3 + 1/4.
+
+    Gradient, remaining: softmax - one-hot = (-1/2, 1/2); distillation adds 0, as student and
+    teacher agree. Removed: -(p - one-hot) = (1/4, -1/4); the deviation is |p_0 - 1/2|, whose
+    derivative by z_0 is p_0 p_1 = 3/16, by z_1 its negative: (7/16, -7/16).
+    """
+    logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], requires_grad=True)
+    terms = Terms(1.0, 1.0, 1.0, 2.0, False)
+    total, risk = fused_losses(
+        logits, torch.tensor([0]), torch.tensor([0]), torch.zeros(1, 2), terms
+    )
+    total.backward()
+    assert total.item() == pytest.approx(math.log(3) + 0.25)
+    assert risk.item() == pytest.approx(2 * math.log(2))
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == pytest.approx([-0.5, 0.5])
+    assert logits.grad[1].tolist() == pytest.approx([7 / 16, -7 / 16])
