@@ -24,7 +24,6 @@ from goldfish.feeds import (
     Feed,
     Transform,
     plain_feed,
-    stack,
     taught_feed,
     with_removed,
 )
@@ -84,7 +83,7 @@ class Steps:
 
 
 def draws(count: int) -> Draw:
-    return stack([Draw(torch.tensor([place, -place])) for place in range(count)])
+    return Draw(torch.stack([torch.tensor([place, -place]) for place in range(count)]))
 
 
 @pytest.mark.parametrize("count", [1, 9, ROWS, ROWS + 1, 2 * ROWS + 50])

@@ -7,6 +7,7 @@ then be recorded once on a GPU and replayed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, TypeAlias
@@ -22,7 +23,7 @@ class Transform(Protocol):
     """Augmentation of a batch of inputs."""
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """Return the random numbers for ``count`` inputs."""
+        """Return the random numbers for ``count`` inputs, a row for each."""
 
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
         """Return the inputs, changed as ``drawn`` says."""
@@ -45,7 +46,7 @@ Feed: TypeAlias = Callable[[Tensor], Batch]
 
 
 class Draw(NamedTuple):
-    """What sets a batch apart from others; several batches of one shape can be stacked."""
+    """What sets a batch apart from others; several batches can be joined, or stacked."""
 
     positions: Tensor
     changes: Tensor | None = None
@@ -70,10 +71,27 @@ class Draw(NamedTuple):
         return Draw._make(None if part is None else change(part) for part in self)
 
 
-def stack(draws: Sequence[Draw]) -> Draw:
-    """Return the draws as one, each part with a first dimension more."""
+def join(draws: Sequence[Draw]) -> Draw:
+    """Return the draws as one, with all their samples in order."""
     parts = zip(*draws, strict=True)
-    return Draw._make(None if part[0] is None else torch.stack(part) for part in parts)
+    return Draw._make(None if part[0] is None else torch.cat(part) for part in parts)
+
+
+def fold(joined: Draw, draws: Sequence[Draw]) -> list[Draw]:
+    """Return the draws that were joined as stacks, one for each run of draws of one shape."""
+    runs = [list(alike) for _, alike in itertools.groupby(draws, key=lambda draw: draw.shapes)]
+    counts = [len(run) for run in runs]
+    kept = [len(run) * len(run[0].positions) for run in runs]
+    lost = [0 if run[0].removed is None else len(run) * len(run[0].removed) for run in runs]
+
+    def pieces(part: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
+        if part is None:
+            return [None] * len(runs)
+        cut = zip(counts, part.split(list(sizes)), strict=True)
+        return [piece.unflatten(0, (count, -1)) for count, piece in cut]
+
+    sizes = (kept, kept, kept, lost, lost)
+    return [Draw._make(parts) for parts in zip(*map(pieces, joined, sizes), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -148,7 +166,7 @@ class ExampleFeed:
         return Draw(positions, changes, None, removed, removed_changes)
 
     def locate(self, draw: Draw) -> Draw:
-        """Return the draw, or several in a stack, with positions in the source, and what is known.
+        """Return the draw, or several joined, with positions in the source, and what is known.
 
         All data lies on one device, wherever the positions are.
         """

@@ -8,7 +8,6 @@ needs nothing from the host.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import threading
 from collections import OrderedDict
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from goldfish.device import fetch, work_given
-from goldfish.feeds import Draw, ExampleFeed, Gatherer, stack
+from goldfish.feeds import Draw, ExampleFeed, Gatherer, fold, join
 from goldfish.stepping import Epoch, Objective, Sgd, Trainer, TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -247,8 +246,8 @@ class RecordedTrainer:
         feed = cast("ExampleFeed", self._feed)
         self._step.sums.zero_()
         draws = [feed.draw(positions) for positions in batches]
-        for _, alike in itertools.groupby(draws, key=lambda draw: draw.shapes):
-            self._take(feed.locate(stack(list(alike)).map(self._send)))
+        for alike in fold(feed.locate(join(draws).map(self._send)), draws):
+            self._take(alike)
         total, risk = fetch(self._step.sums).tolist()
         return Epoch(len(draws), sum(d.num_samples for d in draws), total, risk)
 

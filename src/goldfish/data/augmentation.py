@@ -25,13 +25,13 @@ class RandomCropFlip:
         """
         offsets = torch.randint(0, 2 * self.padding + 1, (2, count), generator=generator)
         flips = torch.rand(count, generator=generator) < 0.5
-        return torch.cat([offsets, flips.long()[None]])
+        return torch.cat([offsets, flips.long()[None]]).T
 
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
         """Return images ``[B, C, H, W]`` shifted and mirrored as ``drawn`` says."""
         count, channels, height, width = inputs.shape
         device = inputs.device
-        down, right, flips = drawn.to(device)
+        down, right, flips = drawn.to(device).unbind(1)
         rows = down[:, None] + torch.arange(height, device=device)
         columns = right[:, None] + torch.arange(width, device=device)
         columns = torch.where(flips[:, None] == 1, columns.flip(1), columns)
