@@ -27,7 +27,7 @@ from goldfish.feeds import (
     taught_feed,
     with_removed,
 )
-from goldfish.graphs import ROWS, Replay, allow_recording
+from goldfish.graphs import ROWS, Repeat, Replay, allow_recording
 from goldfish.stepping import Sgd, TrainingStep
 from goldfish.training import TrainingSettings, cross_entropy_objective, fit
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
@@ -239,3 +239,16 @@ def test_recordings_end_with_their_model() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("refusal", [None, "a branch on values"])
+def test_repeated_work_reads_its_tensors_anew(refusal: str | None) -> None:
+    source = torch.zeros(2)
+    record = Recordings(refusal)
+    repeat = Repeat(lambda: source + 1, record)
+    found = []
+    for value in (1.0, 2.0, 3.0):
+        source.fill_(value)
+        found.append(repeat())
+    assert [result.tolist() for result in found] == [[2, 2], [3, 3], [4, 4]]
+    assert record.count == 1

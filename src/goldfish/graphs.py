@@ -165,6 +165,34 @@ class Replay:
         self._row.add_(1)
 
 
+class Repeat:
+    """Work on tensors that stay where they are, recorded when it is first asked for."""
+
+    def __init__(self, work: Callable[[], Tensor], record: Record) -> None:
+        self._work = work
+        self._record = record
+        self._graph: Graph | None = None
+        self._refused = False
+        self._result = torch.empty(0)
+
+    def __call__(self) -> Tensor:
+        """Do the work and return its result."""
+        if self._graph is None and not self._refused:
+            self._work()  # libraries set up their kernels
+            try:
+                self._graph = self._record(self._do)
+            except RuntimeError as error:
+                logger.info("repeated without recording: %s", error)
+                self._refused = True
+        if self._graph is None:
+            return self._work()
+        self._graph.replay()
+        return self._result.clone()
+
+    def _do(self) -> None:
+        self._result = self._work()
+
+
 def walk(step: Callable[[Draw], object], draws: Draw) -> None:
     """Take the steps of stacked draws one by one, without recording them."""
     for place in range(len(draws.positions)):

@@ -63,7 +63,8 @@ class Settings(BaseModel):
     @classmethod
     def from_task(cls, config: Mapping[str, Scalar]) -> Self:
         """Read these settings out of a task's configuration, which holds others beside them."""
-        return cls.model_validate({k: v for k, v in config.items() if k in cls.model_fields})
+        fields = cls.model_fields
+        return cls.model_validate({k: v for k, v in config.items() if k in fields})
 
     def to_task(self) -> dict[str, Scalar]:
         """Return the settings as scalars that any engine can carry."""
@@ -226,21 +227,14 @@ def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
     return Loss(loss, risk=loss)
 
 
+@torch.no_grad()
 def predict(model: nn.Module, examples: Examples, batch_size: int | None = None) -> Tensor:
     """Return the logits of all examples, on the CPU, in order; always in evaluation mode."""
-    return torch.cat([fetch(logits) for logits in predictions(model, examples, batch_size)])
-
-
-@torch.no_grad()
-def predictions(
-    model: nn.Module, examples: Examples, batch_size: int | None = None
-) -> Iterator[Tensor]:
-    """Yield the logits of batch after batch, on the device of the model, still to be computed."""
     model.eval()
     device = next(model.parameters()).device
     size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
-    for positions in torch.arange(len(examples)).split(size):
-        yield model(examples.batch(positions)[0].to(device)).float()
+    batches = torch.arange(len(examples)).split(size)
+    return torch.cat([fetch(model(examples.batch(b)[0].to(device)).float()) for b in batches])
 
 
 class Ensemble(nn.Module):

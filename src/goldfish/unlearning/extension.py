@@ -8,16 +8,18 @@ import queue
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldfish.data import Subset
 from goldfish.device import fetch
 from goldfish.errors import ConfigError
+from goldfish.graphs import DeviceRecord, Repeat
 from goldfish.randomness import generator
-from goldfish.training import LocalWorkspace, predictions
+from goldfish.training import PREDICTED_AT_ONCE_BY_GPU, LocalWorkspace, predict
 from goldfish.types import Examples, ModelFactory, Params
 
 LOWEST_EXPONENT = -700.0
@@ -89,47 +91,71 @@ class ServerTest:
     def __init__(
         self, factory: ModelFactory, examples: Examples, samples: int, seed: int = 0
     ) -> None:
-        self._device = examples.labels.device
         order = torch.randperm(len(examples), generator=generator(seed, "server"))
-        self._examples = Subset(examples, order[:samples].sort().values)
-        self._labels = self._examples.labels.cpu()
-        cores = 1 if self._device.type == "cuda" else os.cpu_count() or 1
-        self._workspaces = [LocalWorkspace(factory, self._device) for _ in range(cores)]
+        measured = Subset(examples, order[:samples].sort().values)
+        on_gpu = examples.labels.device.type == "cuda"
+        self._measure = (_OnGpu if on_gpu else _OnThreads)(factory, measured)
 
     def score(self, params: Params) -> ServerScore:
         """Measure a model."""
         return self.scores([params])[0]
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
-        """Measure several models: on the CPU side by side, each on one thread."""
-        if self._device.type == "cuda":
-            return self._scores_at_once(models)
-        free: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
-        for workspace in self._workspaces:
-            free.put(workspace)
+        """Measure several models."""
+        return self._measure.scores(models)
 
-        def measure(params: Params) -> ServerScore:
-            workspace = free.get()
-            try:
-                return self._score(self._predict(workspace, params))
-            finally:
-                free.put(workspace)
 
-        with ThreadPoolExecutor(len(self._workspaces), "", torch.set_num_threads, (1,)) as pool:
-            return list(pool.map(measure, models))
+class _OnThreads:
+    """Measures models side by side, each on one thread."""
 
-    def _scores_at_once(self, models: Sequence[Params]) -> list[ServerScore]:
-        """Measure models on a GPU, which is waited for once."""
-        said = torch.stack([self._predict(self._workspaces[0], params) for params in models])
-        labels = self._examples.labels.expand(len(models), -1)
-        losses = F.cross_entropy(said.transpose(1, 2), labels, reduction="none").mean(1)
-        wrong = F.softmax(said, dim=-1) - F.one_hot(labels, said.shape[-1])
-        found = fetch(torch.stack([losses, wrong.square().mean((1, 2))], dim=1))
+    def __init__(self, factory: ModelFactory, examples: Examples) -> None:
+        self._examples = examples
+        self._workers = os.cpu_count() or 1
+        self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
+        for _ in range(self._workers):
+            self._workspaces.put(LocalWorkspace(factory))
+
+    def scores(self, models: Sequence[Params]) -> list[ServerScore]:
+        """Measure all models."""
+        with ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,)) as pool:
+            return list(pool.map(self._score, models))
+
+    def _score(self, params: Params) -> ServerScore:
+        workspace = self._workspaces.get()
+        try:
+            logits = predict(workspace.load("server", params), self._examples)
+        finally:
+            self._workspaces.put(workspace)
+        labels = self._examples.labels
+        loss = F.cross_entropy(logits, labels).item()
+        return ServerScore(loss, mean_squared_error(logits, labels))
+
+
+class _OnGpu:
+    """Measures models one after the other, by recorded work, and waits for all of them once."""
+
+    def __init__(self, factory: ModelFactory, examples: Examples) -> None:
+        self._inputs, self._labels = examples.batch(torch.arange(len(examples)))
+        self._workspace = LocalWorkspace(factory, self._labels.device)
+        self._model: nn.Module | None = None
+        self._said = Repeat(self._predict, DeviceRecord())
+
+    def scores(self, models: Sequence[Params]) -> list[ServerScore]:
+        """Measure all models."""
+        with self._workspace.active():
+            said = torch.stack([self._logits(params) for params in models])
+            labels = self._labels.expand(len(models), -1)
+            losses = F.cross_entropy(said.transpose(1, 2), labels, reduction="none").mean(1)
+            wrong = F.softmax(said, dim=-1) - F.one_hot(labels, said.shape[-1])
+            found = fetch(torch.stack([losses, wrong.square().mean((1, 2))], dim=1))
         return [ServerScore(loss, mse) for loss, mse in found.tolist()]
 
-    def _predict(self, workspace: LocalWorkspace, params: Params) -> Tensor:
-        return torch.cat(list(predictions(workspace.load("server", params), self._examples)))
+    def _logits(self, params: Params) -> Tensor:
+        self._model = self._workspace.load("server", params)
+        return self._said()
 
-    def _score(self, logits: Tensor) -> ServerScore:
-        loss = F.cross_entropy(logits, self._labels).item()
-        return ServerScore(loss, mean_squared_error(logits, self._labels))
+    @torch.no_grad()
+    def _predict(self) -> Tensor:
+        model = cast("nn.Module", self._model).eval()
+        parts = self._inputs.split(PREDICTED_AT_ONCE_BY_GPU)
+        return torch.cat([model(part).float() for part in parts])
