@@ -119,3 +119,14 @@ def test_gradients_of_gradients_with_pytorchs_layers() -> None:
 def test_other_numbers_are_computed_by_pytorchs_layers() -> None:
     model, inputs = lenet().double(), images(2, 28).double()
     assert torch.equal(model(inputs), in_pytorchs_layers(model)(inputs))
+
+
+def test_layers_that_stay_in_blocks_are_not_compiled() -> None:
+    model = lenet()
+    if not _suits(images(2, 28), [model[0], model[3]]):  # type: ignore[list-item]
+        pytest.skip("not on this machine")
+    model.compile()
+    assert model._compiled_call_impl is None
+    with torch.backends.mkldnn.flags(enabled=False):
+        model.compile()
+    assert model._compiled_call_impl is not None

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,11 @@ class BlockedFeatures(nn.Sequential):
     def __init__(self, *layers: nn.Module, repeats: int) -> None:
         super().__init__(*layers)
         self._repeats = repeats
+
+    def compile(self, *options: Any, **named: Any) -> None:
+        """Compile the layers, but not where images stay in blocks: compiled, they take longer."""
+        if not (_on_cpu(self.parameters()) and _available()):
+            super().compile(*options, **named)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the layers make of the inputs."""
@@ -62,20 +67,31 @@ class BlockedFeatures(nn.Sequential):
         return features
 
 
-def _suits(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
-    """Tell whether the layout can be used here and gives the bits of PyTorch's own layers."""
-    read = [inputs, *(p for layer in convolutions for p in layer.parameters())]
+def _available() -> bool:
+    """Tell whether this process can use the layout, and gains by it."""
     return (
         _X86
         and torch.backends.mkldnn.is_available()
         and torch._C._get_mkldnn_enabled()
+        and keep_freed_memory()  # new pages for its large blocks would cost more than they save
+    )
+
+
+def _on_cpu(tensors: Iterable[Tensor]) -> bool:
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+
+
+def _suits(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
+    """Tell whether the layout gives the bits of PyTorch's own layers for these inputs."""
+    read = [inputs, *(p for layer in convolutions for p in layer.parameters())]
+    return (
+        _available()
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and inputs.dim() == 4
         and len(inputs) > 0
-        and all(t.device.type == "cpu" and t.dtype == torch.float32 for t in read)
+        and _on_cpu(read)
         and not any(is_functorch_wrapped_tensor(t) for t in read)  # torch.func: single samples
-        and keep_freed_memory()  # new pages for its large blocks would cost more than they save
         and _stays_finite(read)
     )
 
