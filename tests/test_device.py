@@ -7,8 +7,12 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
-from goldfish.device import Turn, fetch, open_queues, work_given
+from goldfish import device
+from goldfish import params as P  # noqa: N812
+from goldfish.device import DeviceRows, Turn, fetch, open_queues, work_given
+from goldfish.types import Params
 
 
 def test_others_have_the_turn_while_it_is_given_up() -> None:
@@ -70,3 +74,42 @@ def test_a_users_number_of_queues_is_left_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
     open_queues()
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
+
+
+class Scaled(nn.Module):
+    """Has parameters and buffers of several types and dimensions, and a weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 3, 2)
+        self.norm = nn.BatchNorm2d(3)
+        self.tied = nn.Linear(3, 2)
+        self.tied_again = nn.Linear(3, 2)
+        self.tied_again.weight = self.tied.weight
+        self.register_buffer("scale", torch.randn(1, 2, 2, 2))
+
+
+def in_place(params: Params, _device: torch.device) -> P.FlatParams:
+    return P.FlatParams(P.flatten(params), P.shapes_of(params))
+
+
+def test_rows_are_read_and_replaced_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device._sent, "find", in_place)
+    model, other = Scaled(), P.params_of(Scaled())
+    rows = DeviceRows(model)
+    assert P.digest(rows.read()) == P.digest(P.params_of(model))
+    assert rows.fit(other)
+    assert not rows.fit({**other, "scale": torch.zeros(1)})
+    rows.load(other)
+    assert P.digest(P.params_of(model)) == P.digest(other)
+
+
+def test_rows_follow_a_model_into_another_memory_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That replaces buffers of four dimensions by new tensors."""
+    monkeypatch.setattr(device._sent, "find", in_place)
+    model, other = Scaled(), P.params_of(Scaled())
+    rows = DeviceRows(model)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    rows.load(other)
+    assert P.digest(P.params_of(model)) == P.digest(other)
+    assert P.digest(rows.read()) == P.digest(other)

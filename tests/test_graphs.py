@@ -178,6 +178,37 @@ def test_the_counters_of_batchnorm_can_be_kept_from_outside() -> None:
     assert norm.num_batches_tracked.item() == 8
 
 
+class Forgetful(nn.Module):
+    """Draws random numbers, and counts in a buffer that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.get_buffer("seen").add_(1)
+        dropped: Tensor = nn.functional.dropout(self.layer(inputs), 0.5, training=True)
+        return dropped
+
+
+def test_practice_takes_back_random_numbers_velocities_and_all_buffers() -> None:
+    batch = Batch(torch.randn(5, 4, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1]))
+    found = []
+    for practised in (False, True):
+        torch.manual_seed(5)
+        model = Forgetful()
+        step = TrainingStep(model, cross_entropy_objective, Sgd(), 0.1)
+        step(lambda: batch)
+        if practised:
+            with step.practice():
+                step(lambda: batch)
+        step(lambda: batch)
+        assert model.get_buffer("seen").item() == 2
+        found.append(P.digest(P.params_of(model)))
+    assert found[0] == found[1]
+
+
 def test_practice_leaves_no_trace() -> None:
     norm, step = batchnorm_step(0.1)
     batch = Batch(torch.randn(5, 4, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1]))

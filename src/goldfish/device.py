@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -92,10 +93,11 @@ class DeviceRows:
     """The values of a module on a GPU, which are read and replaced all at once."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        self._places = {name: _place(module, name) for name in state}
         copies = {
             name: torch.empty_like(t, requires_grad=False, memory_format=torch.contiguous_format)
-            for name, t in self._state.items()
+            for name, t in state.items()
         }
         self._copies = FlatParams(flatten(copies), shapes_of(copies))
 
@@ -106,24 +108,38 @@ class DeviceRows:
     @torch.no_grad()
     def load(self, params: Params) -> None:
         """Replace all values."""
-        sent = _sent.find(params, next(iter(self._state.values())).device)
-        self._copy(sent, self._state)
+        device = next(iter(self._copies.rows.values())).device
+        self._copy(_sent.find(params, device), self._state())
 
     @torch.no_grad()
     def read(self) -> FlatParams:
         """Return a copy of all values on the CPU."""
-        self._copy(self._state, self._copies)
+        self._copy(self._state(), self._copies)
         rows = {dtype: fetch(row) for dtype, row in self._copies.rows.items()}
         return FlatParams(rows, self._copies.shapes)
 
+    def _state(self) -> Params:
+        return {name: owner[key] for name, (owner, key) in self._places.items()}
+
     def _copy(self, source: Params, target: Params) -> None:
-        for dtype in self._copies.rows:
-            names = [name for name, t in self._state.items() if t.dtype == dtype]
+        for row in self._copies.rows:
+            names = [name for name, (_, dtype) in self._copies.shapes.items() if dtype == row]
             torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])
 
 
+def _place(module: nn.Module, name: str) -> tuple[dict[str, Tensor], str]:
+    """Return where a module holds a tensor: a change of memory layout puts a new one there."""
+    path, _, key = name.rpartition(".")
+    owner = module.get_submodule(path)
+    held = owner._parameters if key in owner._parameters else owner._buffers
+    return cast("dict[str, Tensor]", held), key
+
+
 class _Sent:
-    """The models that were sent to a GPU last: all clients of a round begin with the same one."""
+    """The models that were sent to a GPU last: all clients of a round begin with the same one.
+
+    Only rows are kept, which nobody changes; what a user may have changed is sent again.
+    """
 
     KEPT = 4
 
@@ -135,25 +151,29 @@ class _Sent:
 
     def find(self, params: Params, device: torch.device) -> FlatParams:
         """Return the parameters on the device, for use on the current stream."""
+        if not isinstance(params, FlatParams):
+            return self._send(params, device)
         stream = torch.cuda.current_stream(device)
         key = (id(params), device)
         with self._lock:
             if key not in self._kept:
-                rows = {
-                    dtype: row.to(device, non_blocking=True)
-                    for dtype, row in flatten(params).items()
-                }
+                sent = self._send(params, device)
                 arrived = torch.cuda.Event()
                 arrived.record(stream)
                 # The parameters are kept as well, so that no others can have their id.
-                self._kept[key] = params, FlatParams(rows, shapes_of(params)), arrived
+                self._kept[key] = params, sent, arrived
                 while len(self._kept) > self.KEPT:
                     self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
             _, sent, arrived = self._kept[key]
         stream.wait_event(arrived)
         for row in sent.rows.values():
             row.record_stream(stream)
         return sent
+
+    def _send(self, params: Params, device: torch.device) -> FlatParams:
+        rows = {dtype: row.to(device, non_blocking=True) for dtype, row in flatten(params).items()}
+        return FlatParams(rows, shapes_of(params))
 
 
 _sent = _Sent()

@@ -168,7 +168,7 @@ class ExampleFeed:
     def locate(self, draw: Draw) -> Draw:
         """Return the draw, or several joined, with positions in the source, and what is known.
 
-        All data lies on one device, wherever the positions are.
+        Positions are looked up wherever the data lies.
         """
         return draw._replace(
             positions=_look_up(self.view, draw.positions),

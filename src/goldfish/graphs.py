@@ -1,4 +1,4 @@
-"""Training steps recorded as CUDA graphs: one launch replays all kernels of a step.
+"""Training steps, and other work on a GPU, recorded as CUDA graphs: one launch replays all kernels.
 
 A small model's kernels are shorter than the time that Python needs to start them. A recorded step
 reads its draws from tables on the device, row by row, and advances the row itself, so a replay
@@ -261,6 +261,7 @@ class RecordedTrainer:
         self._on_draw = StepOnDraw(step, gather)
         self._record = record
         self._replays: dict[Hashable, Replay] = {}
+        self._refused = False
         self._feed: ExampleFeed | None = None
 
     def start(self, feed: ExampleFeed, learning_rate: float) -> Self:
@@ -281,12 +282,14 @@ class RecordedTrainer:
 
     def _take(self, draws: Draw) -> None:
         shapes = draws.map(lambda part: part[0]).shapes
-        if shapes not in self._replays and len(self._replays) == KEPT_SHAPES:
+        new = shapes not in self._replays
+        if new and (self._refused or len(self._replays) == KEPT_SHAPES):
             walk(self._on_draw, draws)
             return
         replay = self._replays.setdefault(shapes, Replay(self._on_draw, self._record))
         replay.run(draws)
         if replay.refusal is not None:
+            self._refused = True
             _log_once(type(self._step.model).__name__, replay.refusal)
 
     def _send(self, part: Tensor) -> Tensor:

@@ -105,7 +105,10 @@ def flatten(params: Params) -> Mapping[torch.dtype, Tensor]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: on a busy machine, small tensors wait long for a second one."""
+    """Compute on one thread: on a busy machine, small tensors wait long for a second one.
+
+    A thread that begins to compute in the meantime has one thread as well, unless told otherwise.
+    """
     usual = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

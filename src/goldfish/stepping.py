@@ -153,11 +153,17 @@ class TrainingStep:
     @contextmanager
     def practice(self) -> Iterator[None]:
         """Take steps without consequences: at the end all values are what they were."""
-        state = self.model.state_dict(keep_vars=True)
-        changing = [*state.values(), *self._optimizer.velocities, self.sums]
+        changing = [
+            *self.model.parameters(),
+            *self.model.buffers(),
+            *self._optimizer.velocities,
+            self.sums,
+        ]
         with torch.no_grad():
             before = [t.clone() for t in changing]
-        yield
+        device = self.sums.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
         with torch.no_grad():
             for t, value in zip(changing, before, strict=True):
                 t.copy_(value)

@@ -300,6 +300,7 @@ class LocalWorkspace:
         if self._stream is None:
             yield
             return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # data may be under way
         with turn.taken(), torch.cuda.stream(self._stream):
             yield
 

@@ -320,7 +320,8 @@ def _collect(
                 stacklevel=3,
             )
         records.append(RoundRecord(this.index, cost, this.failures, scores))
-    return records, dict(params), history, memo
+    own = {name: t.clone() for name, t in params.items()}  # for a user to change
+    return records, own, history, memo
 
 
 def _forget_phase(plan: Plan) -> None:

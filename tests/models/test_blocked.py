@@ -130,3 +130,27 @@ def test_layers_that_stay_in_blocks_are_not_compiled() -> None:
     with torch.backends.mkldnn.flags(enabled=False):
         model.compile()
     assert model._compiled_call_impl is not None
+
+
+@pytest.mark.parametrize(
+    ("place", "layer"),
+    [
+        (1, nn.Tanh()),
+        (2, nn.MaxPool2d(2, ceil_mode=True)),
+        (2, nn.AvgPool2d(2)),
+        (0, nn.Conv2d(1, 6, 5, padding="same")),
+        (0, nn.Conv2d(1, 6, 5, padding=2, padding_mode="reflect")),
+    ],
+)
+def test_layers_of_a_user_are_used(place: int, layer: nn.Module) -> None:
+    model = lenet()
+    model[place] = layer
+    assert torch.equal(model(images(3, 28)), in_pytorchs_layers(model)(images(3, 28)))
+
+
+def test_hooks_are_called() -> None:
+    model, called = lenet(), []
+    model[1].register_forward_hook(lambda *_: called.append("after"))
+    model[3].register_forward_pre_hook(lambda *_: called.append("before"))
+    model(images(2, 28))
+    assert called == ["after", "before"]

@@ -151,6 +151,7 @@ class InProcess:
         workspace = self._workspaces.take(task.client_id)
         try:
             client = self._client(task)
+            # In this order: who has the turn must not wait for a client that waits for its turn.
             with self._own_draws(task), workspace.active():
                 update = steps[task.step](task, client, workspace)
             return keep(update, spool)

@@ -107,7 +107,7 @@ def carry_out(task: Task, setup: ClientSetup, state: StoredState, node: Node) ->
     client = removal.split(Client(node.client_id, examples, state=state), task.requests)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
     purpose = (str(task.config.get("round")), task.client_id)
-    with workspace.active(), seeded_globally(int(task.config["seed"]), *purpose):
+    with seeded_globally(int(task.config["seed"]), *purpose), workspace.active():
         return STEPS[task.step](task, client, workspace)
 
 

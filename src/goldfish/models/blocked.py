@@ -23,6 +23,9 @@ _X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 _LARGE = 1e30
 
+_POOLING = (2, 2, 0, 1, False, False)
+"""What ``nn.MaxPool2d(2)`` does."""
+
 
 class BlockedFeatures(nn.Sequential):
     """Layers that begin with convolution, ReLU and 2 x 2 max-pooling, ``repeats`` times.
@@ -44,8 +47,8 @@ class BlockedFeatures(nn.Sequential):
         """Return what the layers make of the inputs."""
         layers = list(self)
         first = 3 * self._repeats
-        convolutions = [layer for layer in layers[:first:3] if isinstance(layer, nn.Conv2d)]
-        if not _suits(inputs, convolutions):
+        convolutions = _usual(layers[:first])
+        if convolutions is None or not _suits(inputs, convolutions):
             return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
         # to_mkldnn() gives a layout of oneDNN's own, which its operations hand on to each other.
         images = inputs.to_mkldnn()
@@ -67,8 +70,35 @@ class BlockedFeatures(nn.Sequential):
         return features
 
 
+def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
+    """Return the convolutions of layers that are what they are taken for; None if a user's are."""
+    kinds = (nn.Conv2d, nn.ReLU, nn.MaxPool2d)
+    convolutions = []
+    for place, layer in enumerate(layers):
+        if type(layer) is not kinds[place % 3] or layer._forward_hooks or layer._forward_pre_hooks:
+            return None
+        if isinstance(layer, nn.Conv2d):
+            if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+                return None
+            convolutions.append(layer)
+        elif (
+            isinstance(layer, nn.MaxPool2d)
+            and (
+                layer.kernel_size,
+                layer.stride,
+                layer.padding,
+                layer.dilation,
+                layer.ceil_mode,
+                layer.return_indices,
+            )
+            != _POOLING
+        ):
+            return None
+    return convolutions
+
+
 def _available() -> bool:
-    """Tell whether this process can use the layout, and gains by it."""
+    """Tell whether this process can use the layout, and have it keep memory for it."""
     return (
         _X86
         and torch.backends.mkldnn.is_available()

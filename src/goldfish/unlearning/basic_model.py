@@ -152,7 +152,7 @@ class GoldfishObjective:
             batch.inputs.is_cuda
             and batch.removed is not None
             and batch.teacher_logits is not None
-            and settings.hard_loss != "focal"
+            and settings.hard_loss in ("cross-entropy", "nll")
             and settings.removed_term == "capped"
         ):
             terms = Terms(

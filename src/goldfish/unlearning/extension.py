@@ -8,7 +8,7 @@ import queue
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -137,8 +137,8 @@ class _OnGpu:
     def __init__(self, factory: ModelFactory, examples: Examples) -> None:
         self._inputs, self._labels = examples.batch(torch.arange(len(examples)))
         self._workspace = LocalWorkspace(factory, self._labels.device)
-        self._model: nn.Module | None = None
-        self._said = Repeat(self._predict, DeviceRecord())
+        self._record = DeviceRecord()
+        self._predictions: dict[nn.Module, Repeat] = {}
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure all models."""
@@ -151,11 +151,12 @@ class _OnGpu:
         return [ServerScore(loss, mse) for loss, mse in found.tolist()]
 
     def _logits(self, params: Params) -> Tensor:
-        self._model = self._workspace.load("server", params)
-        return self._said()
+        model = self._workspace.load("server", params).eval()
+        if model not in self._predictions:
+            self._predictions[model] = Repeat(partial(self._predict, model), self._record)
+        return self._predictions[model]()
 
     @torch.no_grad()
-    def _predict(self) -> Tensor:
-        model = cast("nn.Module", self._model).eval()
+    def _predict(self, model: nn.Module) -> Tensor:
         parts = self._inputs.split(PREDICTED_AT_ONCE_BY_GPU)
         return torch.cat([model(part).float() for part in parts])
