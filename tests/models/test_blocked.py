@@ -152,5 +152,6 @@ def test_hooks_are_called() -> None:
     model, called = lenet(), []
     model[1].register_forward_hook(lambda *_: called.append("after"))
     model[3].register_forward_pre_hook(lambda *_: called.append("before"))
-    model(images(2, 28))
-    assert called == ["after", "before"]
+    model[4].register_full_backward_hook(lambda *_: called.append("back"))
+    model(images(2, 28)).sum().backward()
+    assert called == ["after", "before", "back"]

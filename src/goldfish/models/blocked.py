@@ -22,6 +22,7 @@ _X86 = platform.machine().lower() in ("x86_64", "amd64")
 """Where the bits were compared."""
 
 _LARGE = 1e30
+"""Far below the largest float32: see :func:`_stays_finite`."""
 
 _POOLING = (2, 2, 0, 1, False, False)
 """What ``nn.MaxPool2d(2)`` does."""
@@ -71,11 +72,17 @@ class BlockedFeatures(nn.Sequential):
 
 
 def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
-    """Return the convolutions of layers that are what they are taken for; None if a user's are."""
+    """Return the convolutions of layers that are as they were; None where a user changed one."""
     kinds = (nn.Conv2d, nn.ReLU, nn.MaxPool2d)
     convolutions = []
     for place, layer in enumerate(layers):
-        if type(layer) is not kinds[place % 3] or layer._forward_hooks or layer._forward_pre_hooks:
+        hooks = (
+            layer._forward_hooks,
+            layer._forward_pre_hooks,
+            layer._backward_hooks,
+            layer._backward_pre_hooks,
+        )
+        if type(layer) is not kinds[place % 3] or any(hooks):
             return None
         if isinstance(layer, nn.Conv2d):
             if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
