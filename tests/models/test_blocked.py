@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.fx
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,3 +158,24 @@ def test_hooks_are_called() -> None:
     model[4].register_full_backward_hook(lambda *_: called.append("back"))
     model(images(2, 28)).sum().backward()
     assert called == ["after", "before", "back"]
+
+
+def export(model: nn.Module, inputs: Tensor) -> str:
+    return str(torch.export.export(model, (inputs,), strict=True).graph)
+
+
+def trace(model: nn.Module, inputs: Tensor) -> str:
+    return str(torch.jit.trace(model, inputs).inlined_graph)
+
+
+def symbolic(model: nn.Module, _inputs: Tensor) -> str:
+    return str(torch.fx.symbolic_trace(model).graph)
+
+
+@pytest.mark.parametrize("written_down", [export, trace, symbolic])
+def test_what_is_exported_has_pytorchs_layers(
+    written_down: Callable[[nn.Module, Tensor], str],
+) -> None:
+    graph = written_down(lenet().eval(), images(2, 28))
+    assert graph
+    assert "mkldnn" not in graph

@@ -48,7 +48,7 @@ class BlockedFeatures(nn.Sequential):
         """Return what the layers make of the inputs."""
         layers = list(self)
         first = 3 * self._repeats
-        convolutions = _usual(layers[:first])
+        convolutions = None if _is_traced(inputs) else _usual(layers[:first])
         if convolutions is None or not _suits(inputs, convolutions):
             return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
         # to_mkldnn() gives a layout of oneDNN's own, which its operations hand on to each other.
@@ -69,6 +69,11 @@ class BlockedFeatures(nn.Sequential):
         for following in layers[first:]:
             features = following(features)
         return features
+
+
+def _is_traced(inputs: Tensor) -> bool:
+    """Tell whether somebody writes down what is done, to compile or to export it."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or type(inputs) is not Tensor
 
 
 def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
@@ -123,7 +128,6 @@ def _suits(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
     read = [inputs, *(p for layer in convolutions for p in layer.parameters())]
     return (
         _available()
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and inputs.dim() == 4
         and len(inputs) > 0
