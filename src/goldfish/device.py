@@ -100,6 +100,9 @@ class DeviceRows:
             for name, t in state.items()
         }
         self._copies = FlatParams(flatten(copies), shapes_of(copies))
+        self._alike: dict[torch.dtype, list[str]] = {}
+        for name, t in copies.items():
+            self._alike.setdefault(t.dtype, []).append(name)
 
     def fit(self, params: Params) -> bool:
         """Tell whether the parameters have the names, shapes and types of the module's."""
@@ -122,8 +125,7 @@ class DeviceRows:
         return {name: owner[key] for name, (owner, key) in self._places.items()}
 
     def _copy(self, source: Params, target: Params) -> None:
-        for row in self._copies.rows:
-            names = [name for name, (_, dtype) in self._copies.shapes.items() if dtype == row]
+        for names in self._alike.values():
             torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])
 
 

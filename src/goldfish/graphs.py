@@ -261,7 +261,6 @@ class RecordedTrainer:
         self._on_draw = StepOnDraw(step, gather)
         self._record = record
         self._replays: dict[Hashable, Replay] = {}
-        self._refused = False
         self._feed: ExampleFeed | None = None
 
     def start(self, feed: ExampleFeed, learning_rate: float) -> Self:
@@ -282,14 +281,15 @@ class RecordedTrainer:
 
     def _take(self, draws: Draw) -> None:
         shapes = draws.map(lambda part: part[0]).shapes
-        new = shapes not in self._replays
-        if new and (self._refused or len(self._replays) == KEPT_SHAPES):
+        if shapes not in self._replays and (
+            len(self._replays) == KEPT_SHAPES
+            or any(replay.refusal is not None for replay in self._replays.values())
+        ):
             walk(self._on_draw, draws)
             return
         replay = self._replays.setdefault(shapes, Replay(self._on_draw, self._record))
         replay.run(draws)
         if replay.refusal is not None:
-            self._refused = True
             _log_once(type(self._step.model).__name__, replay.refusal)
 
     def _send(self, part: Tensor) -> Tensor:

@@ -287,12 +287,13 @@ class LocalWorkspace:
         keep_freed_memory()
         self._factory = factory
         self._device = torch.device(device)
-        if self._device.type == "cuda":
-            open_queues()
-        self._graphs = graphs and self._device.type == "cuda"
+        self._graphs = graphs
         self._compiled = compiled
         self._modules: dict[str, nn.Module] = {}
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            open_queues()
+            self._stream = torch.cuda.Stream(self._device)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -329,8 +330,8 @@ class LocalWorkspace:
         module = module.to(self._device)
         if self._compiled:
             module.compile(dynamic=False)
-        if self._device.type == "cuda":
+        if self._stream is not None:
             setattr(module, READER, DeviceRows(module))
-        if self._graphs:
-            allow_recording(module)
+            if self._graphs:
+                allow_recording(module)
         return module

@@ -51,6 +51,15 @@ def in_process(config: Config, out: Path) -> None:
         pass
 
 
+def models_on_both(grid: Any, config: Config, folder: Path) -> dict[str, str]:
+    """Run on the grid and in process, and return the digests, which are the same for both."""
+    run_on(grid, config, folder / "flower")
+    in_process(config, folder / "here")
+    here = models_of(folder / "here")
+    assert models_of(folder / "flower") == here
+    return here
+
+
 DELETIONS: dict[str, dict[str, Any]] = {
     "samples": {"rate": 0.1, "backdoor_target": 1, "trigger_size": 2},
     "class": {"class_label": 2},
@@ -71,11 +80,7 @@ def test_every_method_gives_the_same_bits_on_both_engines(
     config = make_config(
         deletion=DELETIONS[what], unlearning={"methods": methods}, training=training
     )
-    run_on(grid, config, tmp_path / "flower")
-    in_process(config, tmp_path / "here")
-    here, flower = models_of(tmp_path / "here"), models_of(tmp_path / "flower")
-    assert set(methods) <= set(here)
-    assert flower == here
+    assert set(methods) <= set(models_on_both(grid, config, tmp_path))
 
 
 @pytest.mark.parametrize("mode", ["shared", "isolated"])
@@ -88,11 +93,8 @@ def test_later_requests_and_a_share_of_the_clients_give_the_same_bits(
         deletion={"rate": 0.1, "then": [{"clients": ["client-2"], "after": 2}]},
         unlearning={"methods": ["goldfish", "retrain", "sisa"], "rounds": 3},
     )
-    run_on(grid, config, tmp_path / "flower")
-    in_process(config, tmp_path / "here")
-    here = models_of(tmp_path / "here")
-    assert {"goldfish", "goldfish.2", "sisa.2"} <= set(here)
-    assert models_of(tmp_path / "flower") == here
+    both = models_on_both(grid, config, tmp_path)
+    assert {"goldfish", "goldfish.2", "sisa.2"} <= set(both)
 
 
 def carried_out(state_dir: Path) -> list[tuple[str, int, str]]:
@@ -257,10 +259,8 @@ def test_an_ensemble_may_lack_the_members_of_empty_shards(
 ) -> None:
     """With more shards than samples some have no member, and the others are numbered anew."""
     config = make_config(unlearning={"methods": ["sisa"], "sisa": {"sisa_shards": 60}})
-    run_on(grid, config, tmp_path / "flower")
-    in_process(config, tmp_path / "here")
+    models_on_both(grid, config, tmp_path)
     assert failures_of(tmp_path / "flower") == []
-    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
 
 
 def test_a_client_that_returns_a_model_where_none_was_sent_is_a_failure(
@@ -388,10 +388,8 @@ def test_a_client_that_comes_back_as_another_node_is_found(
         return None
 
     grid.faults[11] = dies
-    run_on(grid, config, tmp_path / "flower")
-    in_process(config, tmp_path / "here")
+    models_on_both(grid, config, tmp_path)
     assert failures_of(tmp_path / "flower") == []
-    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
 
 
 def test_two_nodes_that_claim_one_client_are_refused_in_words(
@@ -470,9 +468,7 @@ def test_the_teacher_travels_once_and_again_to_a_new_disk(
 
     grid.faults[11] = new_disk
     config = make_config(unlearning={**ONE_METHOD, "rounds": 4})
-    run_on(grid, config, tmp_path / "flower")
-    in_process(config, tmp_path / "here")
-    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
+    models_on_both(grid, config, tmp_path)
 
     def teachers(node: int) -> list[int]:
         asked = [m for m in grid.tasks() if m.metadata.message_type == "train.goldfish"]

@@ -162,7 +162,7 @@ class GoldfishObjective:
                 self.temperature,
                 settings.square_scaling,
             )
-            both = student(torch.cat([batch.inputs, batch.removed[0]]))
+            both = joint_logits(student, batch.inputs, batch.removed[0])
             return Loss(
                 *fused_losses(both, batch.labels, batch.removed[1], batch.teacher_logits, terms)
             )
@@ -170,11 +170,17 @@ class GoldfishObjective:
         return goldfish_losses(batch, logits, removed_logits, self.settings, self.temperature)
 
 
+def joint_logits(student: nn.Module, inputs: Tensor, removed: Tensor) -> Tensor:
+    """Return what the student says of remaining and then of removed inputs, in one pass."""
+    both: Tensor = student(torch.cat([inputs, removed]))
+    return both
+
+
 def student_logits(student: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """Return what the student says of remaining and of removed inputs, in one forward pass."""
     if batch.removed is None:
         return student(batch.inputs), None
-    both = student(torch.cat([batch.inputs, batch.removed[0]]))
+    both = joint_logits(student, batch.inputs, batch.removed[0])
     return both[: len(batch.inputs)], both[len(batch.inputs) :]
 
 

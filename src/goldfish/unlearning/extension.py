@@ -70,8 +70,11 @@ def adaptive_weights(errors: Sequence[float]) -> list[float]:
 
 def mean_squared_error(logits: Tensor, labels: Tensor) -> float:
     """Return the mean squared difference between softmax vector and one-hot label."""
-    one_hot = F.one_hot(labels, logits.shape[-1])
-    return (F.softmax(logits, dim=-1) - one_hot).square().mean().item()
+    return _squared_errors(logits, labels).mean().item()
+
+
+def _squared_errors(logits: Tensor, labels: Tensor) -> Tensor:
+    return (F.softmax(logits, dim=-1) - F.one_hot(labels, logits.shape[-1])).square()
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class _OnThreads:
 
     def __init__(self, factory: ModelFactory, examples: Examples) -> None:
         self._examples = examples
+        self._labels = examples.labels
         self._workers = os.cpu_count() or 1
         self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
         for _ in range(self._workers):
@@ -126,9 +130,8 @@ class _OnThreads:
             logits = predict(workspace.load("server", params), self._examples)
         finally:
             self._workspaces.put(workspace)
-        labels = self._examples.labels
-        loss = F.cross_entropy(logits, labels).item()
-        return ServerScore(loss, mean_squared_error(logits, labels))
+        loss = F.cross_entropy(logits, self._labels).item()
+        return ServerScore(loss, mean_squared_error(logits, self._labels))
 
 
 class _OnGpu:
@@ -146,8 +149,8 @@ class _OnGpu:
             said = torch.stack([self._logits(params) for params in models])
             labels = self._labels.expand(len(models), -1)
             losses = F.cross_entropy(said.transpose(1, 2), labels, reduction="none").mean(1)
-            wrong = F.softmax(said, dim=-1) - F.one_hot(labels, said.shape[-1])
-            found = fetch(torch.stack([losses, wrong.square().mean((1, 2))], dim=1))
+            errors = _squared_errors(said, labels).mean((1, 2))
+            found = fetch(torch.stack([losses, errors], dim=1))
         return [ServerScore(loss, mse) for loss, mse in found.tolist()]
 
     def _logits(self, params: Params) -> Tensor:
