@@ -90,7 +90,7 @@ Threads = Annotated[
 ]
 Compile = Annotated[
     bool,
-    typer.Option("--compile", help="Compile models with torch.compile; may change the last bits."),
+    typer.Option("--compile", help="Compile the models; may change the last bits."),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from goldfish.models import model_factory
-from goldfish.models.blocked import BlockedFeatures, _suits
+from goldfish.models.blocked import BlockedFeatures, _blocks_suit
 
 
 def lenet(name: str = "lenet5", side: int | None = None) -> BlockedFeatures:
@@ -66,7 +66,7 @@ def test_outputs_and_gradients_are_those_of_pytorch_bit_for_bit(
 def test_images_stay_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the comparison above would compare PyTorch's layers with themselves."""
     model = lenet()
-    if not _suits(images(2, 28), [model[0], model[3]]):  # type: ignore[list-item]
+    if not _blocks_suit(images(2, 28), [model[0], model[3]]):  # type: ignore[list-item]
         pytest.skip("not on this machine")
 
     def refuse(*_: object) -> None:
@@ -122,17 +122,6 @@ def test_gradients_of_gradients_with_pytorchs_layers() -> None:
 def test_other_numbers_are_computed_by_pytorchs_layers() -> None:
     model, inputs = lenet().double(), images(2, 28).double()
     assert torch.equal(model(inputs), in_pytorchs_layers(model)(inputs))
-
-
-def test_layers_that_stay_in_blocks_are_not_compiled() -> None:
-    model = lenet()
-    if not _suits(images(2, 28), [model[0], model[3]]):  # type: ignore[list-item]
-        pytest.skip("not on this machine")
-    model.compile()
-    assert model._compiled_call_impl is None
-    with torch.backends.mkldnn.flags(enabled=False):
-        model.compile()
-    assert model._compiled_call_impl is not None
 
 
 @pytest.mark.parametrize(

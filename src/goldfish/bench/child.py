@@ -60,6 +60,8 @@ def arguments(work: Workload, clients: int) -> list[str]:
     options = ["--model", work.model, "--clients", str(clients), "--samples", str(work.samples)]
     if work.data_dir is not None:
         options += ["--data-dir", str(work.data_dir)]
+    if work.compiled:
+        options.append("--compile")
     return options
 
 
@@ -70,9 +72,14 @@ def parse(argv: Sequence[str] | None = None) -> Workload:
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--samples", type=int, default=60_000)
     parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--compile", action="store_true")
     given = parser.parse_args(argv)
     return Workload(
-        given.model, clients=(given.clients,), samples=given.samples, data_dir=given.data_dir
+        given.model,
+        clients=(given.clients,),
+        samples=given.samples,
+        compiled=given.compile,
+        data_dir=given.data_dir,
     )
 
 

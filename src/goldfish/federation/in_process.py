@@ -45,9 +45,10 @@ class InProcess:
     builds a new model at each call. The results do not depend on ``workers``, the number of clients
     that run at a time: each step has generators of its own. ``threads`` are torch's for one client;
     by default one, or with fewer clients than cores their share of the cores. Another number of
-    threads may change the last bits, and so may ``compiled``, which has models compiled by
-    torch.compile, after a pause at the start. On a GPU (``device="cuda"``) each worker has a stream
-    of its own, on which recorded training steps are replayed; ``graphs=False`` takes them singly.
+    threads may change the last bits, and so may ``compiled``, which has models compiled: LeNets on
+    the CPU as in :mod:`goldfish.models.native`, others by torch.compile, after a pause at the
+    start. On a GPU (``device="cuda"``) each worker has a stream of its own, on which recorded
+    training steps are replayed; ``graphs=False`` takes them singly.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from goldfish.memory import keep_freed_memory
+from goldfish.models.native import conv_pool
 
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 """Where the bits were compared."""
@@ -38,10 +39,13 @@ class BlockedFeatures(nn.Sequential):
     def __init__(self, *layers: nn.Module, repeats: int) -> None:
         super().__init__(*layers)
         self._repeats = repeats
+        self._native = False
 
     def compile(self, *options: Any, **named: Any) -> None:
-        """Compile the layers, but not where images stay in blocks: compiled, they take longer."""
-        if not (_on_cpu(self.parameters()) and _available()):
+        """Compile the layers: on a CPU by :mod:`goldfish.models.native`, else by PyTorch."""
+        if _on_cpu(self.parameters()):
+            self._native = True
+        else:
             super().compile(*options, **named)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -49,26 +53,43 @@ class BlockedFeatures(nn.Sequential):
         layers = list(self)
         first = 3 * self._repeats
         convolutions = None if _is_traced(inputs) else _usual(layers[:first])
-        if convolutions is None or not _suits(inputs, convolutions):
+        features = None
+        if convolutions is not None and _plain(inputs, convolutions):
+            if self._native:
+                features = _compiled(inputs, convolutions)
+            if features is None and _blocks_suit(inputs, convolutions):
+                features = _in_blocks(inputs, convolutions)
+        if features is None:
             return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
-        # to_mkldnn() gives a layout of oneDNN's own, which its operations hand on to each other.
-        images = inputs.to_mkldnn()
-        for layer in convolutions:
-            images = torch.mkldnn_convolution(
-                images,
-                layer.weight,
-                layer.bias,
-                cast("tuple[int, int]", layer.padding),
-                layer.stride,
-                layer.dilation,
-                layer.groups,
-            )
-            # ReLU and maximum may change places: fewer numbers are left for the second.
-            images = torch.relu(torch.mkldnn_max_pool2d(images, 2, 2))
-        features = images.to_dense()
         for following in layers[first:]:
             features = following(features)
         return features
+
+
+def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | None:
+    """Return the features by compiled code; None where there is none."""
+    images: Tensor | None = inputs
+    for layer in convolutions:
+        images = None if images is None else conv_pool(images, layer)
+    return images
+
+
+def _in_blocks(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
+    """Return the features by oneDNN's operations, which hand on images in a layout of its own."""
+    images = inputs.to_mkldnn()
+    for layer in convolutions:
+        images = torch.mkldnn_convolution(
+            images,
+            layer.weight,
+            layer.bias,
+            cast("tuple[int, int]", layer.padding),
+            layer.stride,
+            layer.dilation,
+            layer.groups,
+        )
+        # ReLU and maximum may change places: fewer numbers are left for the second.
+        images = torch.relu(torch.mkldnn_max_pool2d(images, 2, 2))
+    return images.to_dense()
 
 
 def _is_traced(inputs: Tensor) -> bool:
@@ -123,18 +144,25 @@ def _on_cpu(tensors: Iterable[Tensor]) -> bool:
     return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
 
-def _suits(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
-    """Tell whether the layout gives the bits of PyTorch's own layers for these inputs."""
-    read = [inputs, *(p for layer in convolutions for p in layer.parameters())]
+def _read(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> list[Tensor]:
+    return [inputs, *(p for layer in convolutions for p in layer.parameters())]
+
+
+def _plain(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
+    """Tell whether these are images in float32 on the CPU that nobody but autograd follows."""
+    read = _read(inputs, convolutions)
     return (
-        _available()
-        and not torch.is_autocast_enabled("cpu")
-        and inputs.dim() == 4
+        inputs.dim() == 4
         and len(inputs) > 0
         and _on_cpu(read)
+        and not torch.is_autocast_enabled("cpu")
         and not any(is_functorch_wrapped_tensor(t) for t in read)  # torch.func: single samples
-        and _stays_finite(read)
     )
+
+
+def _blocks_suit(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
+    """Tell whether the layout gives the bits of PyTorch's own layers for plain inputs."""
+    return _available() and _stays_finite(_read(inputs, convolutions))
 
 
 @torch.no_grad()
