@@ -16,6 +16,7 @@ from torch import nn
 from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError
 from goldfish.federation.spool import Spool, keep
+from goldfish.models.blocked import compiled_early
 from goldfish.params import num_bytes
 from goldfish.randomness import seeded_globally
 from goldfish.training import LocalWorkspace
@@ -82,7 +83,7 @@ class InProcess:
         except RuntimeError as error:
             raise ConfigError(f"device is 'cpu' or 'cuda', not {device!r}.") from error
         cores = os.cpu_count() or 1
-        self.model = model
+        self.model = compiled_early(model) if compiled and kind == "cpu" else model
         self.device = device
         usual = GPU_WORKERS if kind == "cuda" else cores
         self.workers = min(workers or usual, len(clients))

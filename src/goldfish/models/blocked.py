@@ -18,6 +18,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from goldfish.memory import keep_freed_memory
 from goldfish.models.native import conv_pool
+from goldfish.types import ModelFactory
 
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 """Where the bits were compared."""
@@ -64,6 +65,21 @@ class BlockedFeatures(nn.Sequential):
         for following in layers[first:]:
             features = following(features)
         return features
+
+
+def compiled_early(factory: ModelFactory) -> ModelFactory:
+    """Return what builds the same models, with such layers compiled wherever a model is used.
+
+    PyTorch's compiler takes too long for models that only predict now and then; ours does not.
+    """
+
+    def build() -> nn.Module:
+        model = factory()
+        if isinstance(model, BlockedFeatures):
+            model.compile()
+        return model
+
+    return build
 
 
 def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | None:
