@@ -46,7 +46,7 @@ Feed: TypeAlias = Callable[[Tensor], Batch]
 
 
 class Draw(NamedTuple):
-    """What sets a batch apart from others; several batches can be joined, or stacked."""
+    """What sets a batch apart from others; those of several can be joined, or stacked."""
 
     positions: Tensor
     changes: Tensor | None = None
@@ -58,40 +58,35 @@ class Draw(NamedTuple):
 
     @property
     def shapes(self) -> tuple[torch.Size | None, ...]:
-        """The shape of each part; None where there is none."""
-        return tuple(None if part is None else part.shape for part in self)
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples the batch has, removed ones counted in."""
-        return len(self.positions) + (0 if self.removed is None else len(self.removed))
+        """The shape of each part of one of several stacked draws; None where there is none."""
+        return tuple(None if part is None else part.shape[1:] for part in self)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Draw:
         """Return the draw with each part changed."""
         return Draw._make(None if part is None else change(part) for part in self)
 
 
-def join(draws: Sequence[Draw]) -> Draw:
-    """Return the draws as one, with all their samples in order."""
-    parts = zip(*draws, strict=True)
-    return Draw._make(None if part[0] is None else torch.cat(part) for part in parts)
+def fold(joined: Draw, sizes: Sequence[int], removed_sizes: Sequence[int]) -> list[Draw]:
+    """Return joined draws as stacks, one for each run of draws of one shape.
 
+    The sizes are the numbers of remaining and of removed samples of each draw.
+    """
+    runs = [
+        (*shape, sum(1 for _ in alike))
+        for shape, alike in itertools.groupby(zip(sizes, removed_sizes, strict=True))
+    ]
+    counts = [count for _, _, count in runs]
+    kept = [size * count for size, _, count in runs]
+    lost = [size * count for _, size, count in runs]
 
-def fold(joined: Draw, draws: Sequence[Draw]) -> list[Draw]:
-    """Return the draws that were joined as stacks, one for each run of draws of one shape."""
-    runs = [list(alike) for _, alike in itertools.groupby(draws, key=lambda draw: draw.shapes)]
-    counts = [len(run) for run in runs]
-    kept = [len(run) * len(run[0].positions) for run in runs]
-    lost = [0 if run[0].removed is None else len(run) * len(run[0].removed) for run in runs]
-
-    def pieces(part: Tensor | None, sizes: Sequence[int]) -> list[Tensor | None]:
+    def pieces(part: Tensor | None, lengths: list[int]) -> list[Tensor | None]:
         if part is None:
             return [None] * len(runs)
-        cut = zip(counts, part.split(list(sizes)), strict=True)
+        cut = zip(counts, part.split(lengths), strict=True)
         return [piece.unflatten(0, (count, -1)) for count, piece in cut]
 
-    sizes = (kept, kept, kept, lost, lost)
-    return [Draw._make(parts) for parts in zip(*map(pieces, joined, sizes), strict=True)]
+    parts = map(pieces, joined, (kept, kept, kept, lost, lost))
+    return [Draw._make(stacked) for stacked in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -151,19 +146,28 @@ class ExampleFeed:
 
     def __call__(self, positions: Tensor) -> Batch:
         """Return the batch at ``positions``."""
-        return self.gather(self.locate(self.draw(positions)))
+        drawn, _ = self.draw(positions, [len(positions)])
+        return self.gather(self.locate(drawn))
 
-    def draw(self, positions: Tensor) -> Draw:
-        """Return what is random about the next batch, on the CPU."""
+    def draw(self, positions: Tensor, sizes: Sequence[int]) -> tuple[Draw, list[int]]:
+        """Return what is random about the next batches, on the CPU, and their removed samples.
+
+        ``positions`` holds the positions of batches of these ``sizes``, one after the other, as
+        does the draw. The numbers of removed samples come with it, one for each batch.
+        """
         transform = self.gather.transform
-        changes, removed, removed_changes = None, None, None
-        if transform is not None:
-            changes = transform.draw(len(positions), self.generator)
-        if self.forget is not None and self.forget_generator is not None:
-            removed = next(self.forget)
+        changes, removed, removed_changes = [], [], []
+        for size in sizes:
             if transform is not None:
-                removed_changes = transform.draw(len(removed), self.forget_generator)
-        return Draw(positions, changes, None, removed, removed_changes)
+                changes.append(transform.draw(size, self.generator))
+            if self.forget is not None and self.forget_generator is not None:
+                removed.append(next(self.forget))
+                if transform is not None:
+                    number = len(removed[-1])
+                    removed_changes.append(transform.draw(number, self.forget_generator))
+        numbers = [len(lost) for lost in removed] or [0] * len(sizes)
+        joined = [torch.cat(d) if d else None for d in (changes, removed, removed_changes)]
+        return Draw(positions, joined[0], None, *joined[1:]), numbers
 
     def locate(self, draw: Draw) -> Draw:
         """Return the draw, or several joined, with positions in the source, and what is known.

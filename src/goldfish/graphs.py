@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from goldfish.device import fetch, work_given
-from goldfish.feeds import Draw, ExampleFeed, Gatherer, fold, join
+from goldfish.feeds import Draw, ExampleFeed, Gatherer, fold
 from goldfish.stepping import Epoch, Objective, Sgd, Trainer, TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -29,10 +29,7 @@ ROWS = 256
 """Draws that a table holds; longer epochs fill it again."""
 
 AHEAD = 16
-"""Steps that are started before those in front of them are waited for.
-
-A GPU's queue is not endless: who starts more has to wait, and would keep others from their turn.
-"""
+"""Steps between two marks of a :class:`Pace`."""
 
 PRACTICE = 2
 """Steps that are taken back, before one is recorded: libraries choose and set up their kernels."""
@@ -106,12 +103,37 @@ class DeviceRecord:
         return graph
 
 
+class Pace:
+    """Lets a GPU be given some steps before those in front of them are waited for.
+
+    Its queue is not endless: who starts more has to wait, and would keep others from their turn.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._steps = 0
+        self._wait: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Begin when nothing is under way."""
+        self._steps, self._wait = 0, None
+
+    def step(self) -> None:
+        """Count a step that was given; wait for the last mark but one if it set a new one."""
+        self._steps += 1
+        if self._steps % AHEAD == 0:
+            wait, self._wait = self._wait, work_given(self._device)
+            if wait is not None:
+                wait()
+
+
 class Replay:
     """A training step for draws of one shape, recorded when the first of them comes."""
 
-    def __init__(self, step: DrawnStep, record: Record) -> None:
+    def __init__(self, step: DrawnStep, record: Record, pace: Pace) -> None:
         self._step = step
         self._record = record
+        self._pace = pace
         self._graph: Graph | None = None
         self._tables: Draw | None = None
         self._row = torch.empty(0)
@@ -133,14 +155,9 @@ class Replay:
         for table, part in zip(cast("Draw", self._tables), draws, strict=True):
             if table is not None and part is not None:
                 table[:count].copy_(part)
-        before: Callable[[], None] | None = None
-        for begin in range(0, count, AHEAD):
-            for _ in range(min(AHEAD, count - begin)):
-                graph.replay()
-            given = work_given(draws.positions.device)
-            if before is not None:
-                before()
-            before = given
+        for _ in range(count):
+            graph.replay()
+            self._pace.step()
         self._step.count(count)
 
     def _recorded(self, draws: Draw) -> Graph | None:
@@ -219,14 +236,15 @@ class Recorder:
     ) -> Trainer:
         """Return what takes the steps of a training, recorded before or still to be recorded."""
         key = (feed.gather, objective, sgd)
-        if key not in self._kept:
+        trainer = self._kept.pop(key, None)
+        if trainer is None:
             rate = torch.tensor(learning_rate, device=feed.gather.device)
             step = TrainingStep(self._model, objective, sgd, rate)
-            self._kept[key] = RecordedTrainer(step, feed.gather, self._record)
-            while len(self._kept) > KEPT_RECORDINGS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key].start(feed, learning_rate)
+            trainer = RecordedTrainer(step, feed.gather, self._record)
+        self._kept[key] = trainer  # the last in line
+        while len(self._kept) > KEPT_RECORDINGS:
+            self._kept.popitem(last=False)
+        return trainer.start(feed, learning_rate)
 
 
 class StepOnDraw:
@@ -260,6 +278,7 @@ class RecordedTrainer:
         self._step = step
         self._on_draw = StepOnDraw(step, gather)
         self._record = record
+        self._pace = Pace(step.sums.device)
         self._replays: dict[Hashable, Replay] = {}
         self._feed: ExampleFeed | None = None
 
@@ -269,25 +288,29 @@ class RecordedTrainer:
         self._step.restart(learning_rate)
         return self
 
-    def run(self, batches: Sequence[Tensor]) -> Epoch:
+    def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
         """Take a step for each of the batches."""
         feed = cast("ExampleFeed", self._feed)
         self._step.sums.zero_()
-        draws = [feed.draw(positions) for positions in batches]
-        for alike in fold(feed.locate(join(draws).map(self._send)), draws):
+        self._pace.start()
+        drawn, removed = feed.draw(order, sizes)
+        for alike in fold(feed.locate(drawn.map(self._send)), sizes, removed):
             self._take(alike)
         total, risk = fetch(self._step.sums).tolist()
-        return Epoch(len(draws), sum(d.num_samples for d in draws), total, risk)
+        return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)
 
     def _take(self, draws: Draw) -> None:
-        shapes = draws.map(lambda part: part[0]).shapes
-        if shapes not in self._replays and (
-            len(self._replays) == KEPT_SHAPES
-            or any(replay.refusal is not None for replay in self._replays.values())
-        ):
-            walk(self._on_draw, draws)
-            return
-        replay = self._replays.setdefault(shapes, Replay(self._on_draw, self._record))
+        replay = self._replays.get(draws.shapes)
+        if replay is None or replay.refusal is not None:
+            self._step.model.train()  # what is replayed knows how it was recorded
+        if replay is None:
+            if len(self._replays) == KEPT_SHAPES or any(
+                other.refusal is not None for other in self._replays.values()
+            ):
+                walk(self._on_draw, draws)
+                return
+            replay = Replay(self._on_draw, self._record, self._pace)
+            self._replays[draws.shapes] = replay
         replay.run(draws)
         if replay.refusal is not None:
             _log_once(type(self._step.model).__name__, replay.refusal)

@@ -57,8 +57,8 @@ class Epoch:
 class Trainer(Protocol):
     """Takes the steps of an epoch."""
 
-    def run(self, batches: Sequence[Tensor]) -> Epoch:
-        """Take a step for each of the batches, given by their positions."""
+    def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
+        """Take a step for each batch of these sizes; ``order`` has the positions of all samples."""
 
 
 class FusedSgd:
@@ -251,11 +251,12 @@ class PlainTrainer:
         self._precondition = precondition
         self._after_step = after_step
 
-    def run(self, batches: Sequence[Tensor]) -> Epoch:
+    def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
         """Take a step for each of the batches, until ``after_step`` ends it."""
+        self._step.model.train()
         self._step.sums.zero_()
         ended, steps, samples = False, 0, 0
-        for positions in batches:
+        for positions in order.split(list(sizes)):
             batch, loss = self._step(partial(self._feed, positions), self._precondition)
             samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
             steps += 1

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from goldfish.device import DeviceRows, fetch, open_queues, turn
+from goldfish.device import DeviceRows, fetch, open_queues, working_on
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.feeds import Batch, ExampleFeed, Feed
 from goldfish.graphs import allow_recording, recorder_of
@@ -192,14 +192,14 @@ def fit(
     else:
         step = TrainingStep(model, objective, sgd, learning_rate)
         trainer = PlainTrainer(step, feed, precondition, after_step)
-    model.train()
     epoch_risks: list[float] = []
     steps = samples = 0
     for epoch in range(1, settings.local_epochs + 1):
-        batches = _batches(num_examples, settings.batch_size, generator)
+        order = torch.randperm(num_examples, generator=generator)
+        sizes = _batch_sizes(num_examples, settings.batch_size)
         if max_steps is not None:
-            batches = batches[: max_steps - steps]
-        done = trainer.run(batches)
+            sizes = sizes[: max_steps - steps]
+        done = trainer.run(order[: sum(sizes)], sizes)
         steps += done.steps
         samples += done.samples
         if not math.isfinite(done.total):
@@ -210,15 +210,16 @@ def fit(
     return Fitted(epoch_risks, steps, samples)
 
 
-def _batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """Return a shuffled partition of the positions into mini-batches.
+def _batch_sizes(count: int, size: int) -> list[int]:
+    """Return the sizes of the mini-batches of ``count`` samples.
 
     A single left-over sample joins the batch before it: BatchNorm cannot train on one sample.
     """
-    batches = list(torch.randperm(count, generator=generator).split(size))
-    if len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    return batches
+    whole, rest = divmod(count, size)
+    sizes = [size] * whole + [rest] * (rest > 0)
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
 
 
 def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
@@ -294,6 +295,7 @@ class LocalWorkspace:
         if self._device.type == "cuda":
             open_queues()
             self._stream = torch.cuda.Stream(self._device)
+            self._usual = torch.cuda.default_stream(self._device)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -301,8 +303,9 @@ class LocalWorkspace:
         if self._stream is None:
             yield
             return
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # data may be under way
-        with turn.taken(), torch.cuda.stream(self._stream):
+        with working_on(self._stream):
+            if not self._usual.query():  # data may be under way
+                self._stream.wait_stream(self._usual)
             yield
 
     def load(self, role: str, params: Params) -> nn.Module:

@@ -152,10 +152,9 @@ class InProcess:
     ) -> Update | Failure:
         workspace = self._workspaces.take(task.client_id)
         try:
-            client = self._client(task)
             # In this order: who has the turn must not wait for a client that waits for its turn.
             with self._own_draws(task), workspace.active():
-                update = steps[task.step](task, client, workspace)
+                update = steps[task.step](task, self._client(task), workspace)
             return keep(update, spool)
         except Exception as error:
             logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)

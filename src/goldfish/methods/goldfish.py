@@ -190,7 +190,8 @@ def _teacher_logits(
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     if logits is None or found != fingerprint:
-        logits = predict(workspace.load("teacher", task.constants["teacher"]), retained)
+        teacher = workspace.load("teacher", task.constants["teacher"])
+        logits = predict(teacher, retained).to(next(teacher.parameters()).device)
         client.state.cache[key] = fingerprint, logits
     return logits
 

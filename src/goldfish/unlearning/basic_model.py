@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from goldfish.device import fetch
 from goldfish.errors import DivergenceError
 from goldfish.feeds import Batch, Transform, plain_feed, taught_feed, with_removed
 from goldfish.stepping import Loss
@@ -112,8 +113,9 @@ def retrain_student(
     stop = None
     if settings.local_stop and training.local_epochs > 1:
         logits = predict(teacher, retained) if isinstance(teacher, nn.Module) else teacher
-        own = Batch(logits, retained.labels.cpu(), logits if settings.mu_d > 0 else None)
-        reference = goldfish_losses(own, logits, None, settings, temperature).risk.item()
+        labels = retained.labels.to(logits.device)
+        own = Batch(logits, labels, logits if settings.mu_d > 0 else None)
+        reference = fetch(goldfish_losses(own, logits, None, settings, temperature).risk).item()
 
         def stop(risks: Sequence[float]) -> bool:
             return excess_empirical_risk(risks, reference) <= settings.delta
