@@ -83,7 +83,7 @@ def fold(joined: Draw, sizes: Sequence[int], removed_sizes: Sequence[int]) -> li
         if part is None:
             return [None] * len(runs)
         cut = zip(counts, part.split(lengths), strict=True)
-        return [piece.unflatten(0, (count, -1)) for count, piece in cut]
+        return [piece.view(count, -1, *part.shape[1:]) for count, piece in cut]
 
     parts = map(pieces, joined, (kept, kept, kept, lost, lost))
     return [Draw._make(stacked) for stacked in zip(*parts, strict=True)]
@@ -239,4 +239,4 @@ def _below(examples: Examples) -> tuple[Examples, Tensor | None]:
 
 
 def _look_up(view: Tensor | None, positions: Tensor) -> Tensor:
-    return positions if view is None else view[positions.to(view.device)]
+    return positions if view is None else view.index_select(0, positions.to(view.device))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -64,12 +65,19 @@ class Settings(BaseModel):
     def from_task(cls, config: Mapping[str, Scalar]) -> Self:
         """Read these settings out of a task's configuration, which holds others beside them."""
         fields = cls.model_fields
-        return cls.model_validate({k: v for k, v in config.items() if k in fields})
+        own = tuple((k, v) for k, v in config.items() if k in fields)
+        return cast("Self", _checked(cls, own))
 
     def to_task(self) -> dict[str, Scalar]:
         """Return the settings as scalars that any engine can carry."""
         dumped: dict[str, Any] = self.model_dump(exclude_none=True)
         return dumped
+
+
+@functools.lru_cache(maxsize=64)
+def _checked(settings: type[Settings], values: tuple[tuple[str, Scalar], ...]) -> Settings:
+    """Check the values of a task: they are the same for all clients of a round."""
+    return settings.model_validate(dict(values))
 
 
 def describe(error: ValidationError, model: type[BaseModel], where: str = "") -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import goldfish
 from goldfish import Client
 from goldfish.data import Subset, TensorExamples
-from goldfish.models import model_factory, native
+from goldfish.models import LeNet5, model_factory, native
 from goldfish.models.native import Layer, conv_pool
 from goldfish.params import digest
 
@@ -165,6 +165,9 @@ def test_a_compiled_lenet_learns_the_same_with_any_number_of_workers() -> None:
         )
         trained = goldfish.train(federation, rounds=2, learning_rate=0.05, batch_size=20)
         found.append(trained.params)
+        built = federation.model()
+        assert isinstance(built, LeNet5)
+        assert built._native == compiled, "the server's models are compiled as well"
     assert digest(found[0]) == digest(found[1]) != digest(found[2])
     for name, value in found[2].items():
         assert torch.allclose(found[0][name], value, atol=1e-5), name
