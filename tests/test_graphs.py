@@ -123,30 +123,36 @@ def network() -> nn.Module:
 
 
 def goldfish_feed(
-    examples: TensorExamples, transform: Transform | None, teacher: nn.Module | Tensor
+    examples: TensorExamples,
+    transform: Transform | None,
+    teacher: nn.Module | Tensor,
+    temperature: float = 2.5,
 ) -> tuple[Feed, int, torch.Generator]:
     order = seeded(11)
     retained, removed = Subset(examples, range(30, 215)), Subset(examples, range(30))
     known = teacher
     if isinstance(teacher, nn.Module) and transform is None:
         known = teacher.eval()(retained.batch(torch.arange(185))[0]).detach()
-    feed = taught_feed(plain_feed(retained, CPU, order, transform), known)
+    feed = taught_feed(plain_feed(retained, CPU, order, transform), known, temperature)
     return with_removed(feed, removed, 7, seeded(12)), len(retained), order
 
 
 @pytest.mark.parametrize("transform", [None, RandomCropFlip(2)])
 def test_recorded_training_is_the_plain_one(transform: Transform | None) -> None:
-    """The whole Goldfish step, with partial batches of both kinds; twice, with two step sizes."""
+    """The whole Goldfish step, with partial batches of both kinds.
+
+    Twice, with two step sizes and two temperatures: the second training replays the first one's.
+    """
     examples, teacher = images(215, 0), network()
     plain, recorded = network(), network()
     record = Recordings()
     allow_recording(recorded, record)
-    objective = GoldfishObjective(GoldfishSettings(), 2.5)
+    objective = GoldfishObjective(GoldfishSettings())
     settings = TrainingSettings(batch_size=10, local_epochs=2, weight_decay=0.01)
-    for rate in (0.05, 0.01):
+    for rate, temperature in ((0.05, 2.5), (0.01, 1.2)):
         outcomes = []
         for model in (plain, recorded):
-            feed, count, order = goldfish_feed(examples, transform, teacher)
+            feed, count, order = goldfish_feed(examples, transform, teacher, temperature)
             outcomes.append(
                 fit(model, count, feed, objective, settings, learning_rate=rate, generator=order)
             )
@@ -235,12 +241,78 @@ def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
     allow_recording(model, record)
     settings = TrainingSettings(batch_size=10)
     counts = []
-    for temperature in (2.5, 2.5, 2.5, 2.5, 3.0, 2.5):
-        feed, count, order = goldfish_feed(examples, None, network())
-        objective = GoldfishObjective(GoldfishSettings(), temperature)
+    for weight, temperature in (
+        (1.0, 2.5),
+        (1.0, 3.0),
+        (1.0, 2.0),
+        (1.0, 1.5),
+        (2.0, 2.5),
+        (1.0, 2.5),
+    ):
+        feed, count, order = goldfish_feed(examples, None, network(), temperature)
+        objective = GoldfishObjective(GoldfishSettings(mu_d=weight))
         fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
         counts.append(record.count)
     assert 0 < counts[3] < counts[4] == counts[5]
+
+
+class Moody(nn.Module):
+    """Notes in which mode it is asked, and fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+        self.modes: list[bool] = []
+        self.fails = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.modes.append(self.training)
+        if self.fails:
+            raise RuntimeError("no memory left")
+        logits: Tensor = self.layer(inputs.flatten(1))
+        return logits
+
+
+def test_what_is_recorded_after_a_failure_is_a_training_step() -> None:
+    model = Moody()
+    allow_recording(model, Recordings())
+
+    def train() -> None:
+        feed = plain_feed(images(40, 0), CPU, seeded(11))
+        settings = TrainingSettings(batch_size=10)
+        objective = cross_entropy_objective
+        fit(model, 40, feed, objective, settings, learning_rate=0.01, generator=seeded(11))
+
+    with pytest.raises(RuntimeError, match="no memory left"):
+        train()
+    model.eval()
+    model.fails = False
+    train()
+    assert all(model.modes)
+
+
+def test_a_gpu_is_given_so_many_steps_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks after 16, 32, 48 steps; at the second the first one is waited for, and so on."""
+    noted: list[str] = []
+
+    def work_given(_device: torch.device) -> Callable[[], None]:
+        mark = f"after {len(steps)}"
+        noted.append(mark)
+        return lambda: noted.append(f"waited for {mark}")
+
+    monkeypatch.setattr(graphs, "work_given", work_given)
+    pace, steps = Pace(CPU), list[int]()
+    pace.start()
+    for step in range(50):
+        steps.append(step)
+        pace.step()
+    assert noted == [
+        "after 16",
+        "after 32",
+        "waited for after 16",
+        "after 48",
+        "waited for after 32",
+    ]
 
 
 def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,7 +323,7 @@ def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             feed, count, order = goldfish_feed(examples, None, network())
-            objective = GoldfishObjective(GoldfishSettings(), 2.5)
+            objective = GoldfishObjective(GoldfishSettings())
             fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
     assert [record.getMessage() for record in caplog.records] == [
         "The training step of Sequential cannot be recorded as a CUDA graph (a branch on values): "
@@ -263,7 +335,7 @@ def test_recordings_end_with_their_model() -> None:
     model = network()
     allow_recording(model, Recordings())
     feed, count, order = goldfish_feed(images(215, 0), None, network())
-    objective = GoldfishObjective(GoldfishSettings(), 2.5)
+    objective = GoldfishObjective(GoldfishSettings())
     settings = TrainingSettings(batch_size=10)
     fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
     gone = weakref.ref(model)

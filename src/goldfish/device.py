@@ -61,7 +61,7 @@ _mine = threading.local()
 
 @contextmanager
 def working_on(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Have the turn, and give a GPU its work on this stream."""
+    """Have the turn, and give a GPU all work on this stream."""
     with turn.taken(), torch.cuda.stream(stream):
         _mine.stream = stream
         try:
@@ -72,7 +72,10 @@ def working_on(stream: torch.cuda.Stream) -> Iterator[None]:
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """Return the current stream; to ask PyTorch takes longer than to give the GPU some work."""
-    return getattr(_mine, "stream", None) or torch.cuda.current_stream(device)
+    stream: torch.cuda.Stream | None = getattr(_mine, "stream", None)
+    if stream is not None and stream.device == device:
+        return stream
+    return torch.cuda.current_stream(device)
 
 
 def open_queues() -> None:

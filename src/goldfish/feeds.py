@@ -39,6 +39,8 @@ class Batch:
     """What the teacher says of ``inputs``."""
     removed: tuple[Tensor, Tensor] | None = None
     """Inputs and labels of a mini-batch of removed data."""
+    temperature: float | Tensor = 1.0
+    """What the logits of teacher and student are divided by before they are compared."""
 
 
 Feed: TypeAlias = Callable[[Tensor], Batch]
@@ -101,7 +103,7 @@ class Gatherer:
     """Asked batch by batch, where its logits are not known."""
     removed_source: Examples | None = None
 
-    def __call__(self, draw: Draw) -> Batch:
+    def __call__(self, draw: Draw, temperature: float | Tensor = 1.0) -> Batch:
         """Return the batch of a located draw."""
         inputs, labels = self._read(self.source, draw.positions, draw.changes)
         said, lost = draw.said, None
@@ -109,7 +111,7 @@ class Gatherer:
             said = teacher_logits(self.teacher, inputs)
         if draw.removed is not None and self.removed_source is not None:
             lost = self._read(self.removed_source, draw.removed, draw.removed_changes)
-        return Batch(inputs, labels, said, lost)
+        return Batch(inputs, labels, said, lost, temperature)
 
     def _read(
         self, source: Examples, positions: Tensor, changes: Tensor | None
@@ -139,6 +141,8 @@ class ExampleFeed:
     """Where the client's samples are in the gatherer's source; None: they are all of it."""
     said: Tensor | None = None
     """What the teacher says of each of the client's samples, on the device of the model."""
+    temperature: float = 1.0
+    """The client's temperature for comparing teacher and student."""
     forget: Iterator[Tensor] | None = None
     """Positions of removed samples, a batch at a time, without end."""
     forget_generator: torch.Generator | None = None
@@ -147,7 +151,7 @@ class ExampleFeed:
     def __call__(self, positions: Tensor) -> Batch:
         """Return the batch at ``positions``."""
         drawn, _ = self.draw(positions, [len(positions)])
-        return self.gather(self.locate(drawn))
+        return self.gather(self.locate(drawn), self.temperature)
 
     def draw(self, positions: Tensor, sizes: Sequence[int]) -> tuple[Draw, list[int]]:
         """Return what is random about the next batches, on the CPU, and their removed samples.
@@ -192,15 +196,18 @@ def plain_feed(
     return ExampleFeed(Gatherer(source, device, transform), generator, view)
 
 
-def taught_feed(plain: ExampleFeed, teacher: nn.Module | Tensor | None) -> ExampleFeed:
-    """Return a feed that adds what the teacher says.
+def taught_feed(
+    plain: ExampleFeed, teacher: nn.Module | Tensor | None, temperature: float = 1.0
+) -> ExampleFeed:
+    """Return a feed that adds what the teacher says, to be compared at ``temperature``.
 
     ``teacher`` is its logits of all remaining data where they are known, else the model, which
     is then asked batch by batch.
     """
+    taught = replace(plain, temperature=temperature)
     if isinstance(teacher, Tensor):
-        return replace(plain, said=teacher.to(plain.gather.device))
-    return replace(plain, gather=replace(plain.gather, teacher=teacher))
+        return replace(taught, said=teacher.to(plain.gather.device))
+    return replace(taught, gather=replace(plain.gather, teacher=teacher))
 
 
 def with_removed(

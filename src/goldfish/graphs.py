@@ -25,16 +25,13 @@ from goldfish.stepping import Epoch, Objective, Sgd, Trainer, TrainingStep
 
 logger = logging.getLogger(__name__)
 
-ROWS = 256
+ROWS = 64
 """Draws that a table holds; longer epochs fill it again."""
 
 AHEAD = 16
 """Steps between two marks of a :class:`Pace`."""
 
-PRACTICE = 2
-"""Steps that are taken back, before one is recorded: libraries choose and set up their kernels."""
-
-KEPT_SHAPES = 16
+KEPT_SHAPES = 64
 """Shapes of batches that a training keeps recorded; more are walked through step by step."""
 
 KEPT_RECORDINGS = 8
@@ -140,6 +137,11 @@ class Replay:
         self.refusal: str | None = None
         """Why the step cannot be recorded; None when nothing speaks against it."""
 
+    @property
+    def recorded(self) -> bool:
+        """Whether steps are replayed, in the mode that the model was in when they were recorded."""
+        return self._graph is not None
+
     def run(self, draws: Draw) -> None:
         """Take one step for each of the stacked draws, in order."""
         for begin in range(0, len(draws.positions), ROWS):
@@ -165,9 +167,8 @@ class Replay:
         if self._graph is None and self.refusal is None:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
             self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
-            with self._step.practice():
-                for _ in range(PRACTICE):
-                    walk(self._step, draws.map(lambda part: part[:1]))
+            with self._step.practice():  # libraries choose and set up their kernels
+                walk(self._step, draws.map(lambda part: part[:1]))
             try:
                 with self._step.uncounted():
                     self._graph = self._record(self._take)
@@ -253,10 +254,12 @@ class StepOnDraw:
     def __init__(self, step: TrainingStep, gather: Gatherer) -> None:
         self._step = step
         self._gather = gather
+        self.temperature = torch.ones((), device=step.sums.device)
+        """The temperature of all batches, as a number that may change."""
 
     def __call__(self, draw: Draw) -> None:
         """Gather the batch of a located draw and take the step."""
-        self._step(partial(self._gather, draw))
+        self._step(partial(self._gather, draw, self.temperature))
 
     def practice(self) -> AbstractContextManager[None]:
         """Return the context for steps that are taken back at its end."""
@@ -283,9 +286,10 @@ class RecordedTrainer:
         self._feed: ExampleFeed | None = None
 
     def start(self, feed: ExampleFeed, learning_rate: float) -> Self:
-        """Begin a training: its data, its step size, no momentum yet."""
+        """Begin a training: its data and temperature, its step size, no momentum yet."""
         self._feed = feed
         self._step.restart(learning_rate)
+        self._on_draw.temperature.fill_(feed.temperature)
         return self
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
@@ -301,8 +305,8 @@ class RecordedTrainer:
 
     def _take(self, draws: Draw) -> None:
         replay = self._replays.get(draws.shapes)
-        if replay is None or replay.refusal is not None:
-            self._step.model.train()  # what is replayed knows how it was recorded
+        if replay is None or not replay.recorded:
+            self._step.model.train()
         if replay is None:
             if len(self._replays) == KEPT_SHAPES or any(
                 other.refusal is not None for other in self._replays.values()

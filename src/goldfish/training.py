@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from goldfish.device import DeviceRows, fetch, open_queues, working_on
-from goldfish.errors import ConfigError, DivergenceError, unknown
+from goldfish.errors import ConfigError, DataError, DivergenceError, unknown
 from goldfish.feeds import Batch, ExampleFeed, Feed
 from goldfish.graphs import allow_recording, recorder_of
 from goldfish.memory import keep_freed_memory
@@ -65,8 +65,11 @@ class Settings(BaseModel):
     def from_task(cls, config: Mapping[str, Scalar]) -> Self:
         """Read these settings out of a task's configuration, which holds others beside them."""
         fields = cls.model_fields
-        own = tuple((k, v) for k, v in config.items() if k in fields)
-        return cast("Self", _checked(cls, own))
+        own = {k: v for k, v in config.items() if k in fields}
+        try:
+            return cast("Self", _checked(cls, tuple(own.items())))
+        except TypeError:  # a list, or another value that cannot be looked up
+            return cls.model_validate(own)
 
     def to_task(self) -> dict[str, Scalar]:
         """Return the settings as scalars that any engine can carry."""
@@ -200,13 +203,14 @@ def fit(
     else:
         step = TrainingStep(model, objective, sgd, learning_rate)
         trainer = PlainTrainer(step, feed, precondition, after_step)
+    if not num_examples:
+        raise DataError("There is no sample to train on.")
+    all_sizes = _batch_sizes(num_examples, settings.batch_size)
     epoch_risks: list[float] = []
     steps = samples = 0
     for epoch in range(1, settings.local_epochs + 1):
         order = torch.randperm(num_examples, generator=generator)
-        sizes = _batch_sizes(num_examples, settings.batch_size)
-        if max_steps is not None:
-            sizes = sizes[: max_steps - steps]
+        sizes = all_sizes if max_steps is None else all_sizes[: max_steps - steps]
         done = trainer.run(order[: sum(sizes)], sizes)
         steps += done.steps
         samples += done.samples

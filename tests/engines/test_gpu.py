@@ -110,7 +110,7 @@ def test_models_are_measured_at_once_as_they_are_singly_on_the_cpu() -> None:
 
 
 def test_the_complete_loss_and_its_gradient_are_those_of_the_cpu() -> None:
-    objective = GoldfishObjective(GoldfishSettings(), 2.5)
+    objective = GoldfishObjective(GoldfishSettings())
     train, _ = digits("cpu")
     found = []
     for device in ("cuda", "cpu"):
@@ -118,7 +118,7 @@ def test_the_complete_loss_and_its_gradient_are_those_of_the_cpu() -> None:
         model = model_factory("lenet5", num_classes=10, image_shape=SHAPE)().to(device)
         inputs, labels = (t.to(device) for t in train.batch(torch.arange(30)))
         said = torch.linspace(-3, 3, 200).view(20, 10).to(device)
-        batch = Batch(inputs[:20], labels[:20], said, (inputs[20:], labels[20:]))
+        batch = Batch(inputs[:20], labels[:20], said, (inputs[20:], labels[20:]), 2.5)
         loss = objective(model, batch)
         loss.total.backward()
         gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,7 +143,7 @@ def test_hard_loss(
         hard_loss=kind, removed_term=term, removed_weight=weight, mu_c=0, mu_d=0
     )
     batch = Batch(REMAINING, CLASS_0, removed=(REMOVED, CLASS_0))
-    loss = goldfish_losses(batch, REMAINING, REMOVED, settings, temperature=3)
+    loss = goldfish_losses(batch, REMAINING, REMOVED, settings)
     assert loss.total.item() == pytest.approx(remaining - weight * removed, abs=EXACT)
     assert loss.risk.item() == pytest.approx(remaining, abs=EXACT)
 
@@ -248,6 +249,7 @@ WHOLE_BATCH = Batch(
     labels=CLASS_0,
     teacher_logits=tensor([[2 * LN2, 0, 0], [0, 0, 0]]),
     removed=(tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0]]), tensor([0, 0, 2])),
+    temperature=2,
 )
 WHOLE_L_R = 3 / 2 * LN2
 WHOLE_L_F = math.log(27 / 2) / 3
@@ -273,7 +275,7 @@ def test_total_of_a_linear_model() -> None:
     """
     model = CountingLinear()
     settings = GoldfishSettings(mu_c=0.25, mu_d=1.5)
-    loss = GoldfishObjective(settings, temperature=2)(model, WHOLE_BATCH)
+    loss = GoldfishObjective(settings)(model, WHOLE_BATCH)
     expected = WHOLE_L_R - WHOLE_L_F + WHOLE_L_C / 4 + 1.5 * WHOLE_L_D
     assert loss.total.item() == pytest.approx(expected, abs=EXACT)
     assert loss.risk.item() == pytest.approx(WHOLE_L_R + 1.5 * WHOLE_L_D, abs=EXACT)
@@ -283,7 +285,7 @@ def test_total_of_a_linear_model() -> None:
 def test_total_with_other_weights_and_square_scaling() -> None:
     """The terms of the test above: L_r - 2 L_f + 3 L_c + 1/2 * 4 L_d."""
     settings = GoldfishSettings(removed_weight=2, mu_c=3, mu_d=0.5, square_scaling=True)
-    loss = GoldfishObjective(settings, temperature=2)(CountingLinear(), WHOLE_BATCH)
+    loss = GoldfishObjective(settings)(CountingLinear(), WHOLE_BATCH)
     expected = WHOLE_L_R - 2 * WHOLE_L_F + 3 * WHOLE_L_C + 2 * WHOLE_L_D
     assert loss.total.item() == pytest.approx(expected, abs=EXACT)
     assert loss.risk.item() == pytest.approx(WHOLE_L_R + 2 * WHOLE_L_D, abs=EXACT)
@@ -292,8 +294,8 @@ def test_total_with_other_weights_and_square_scaling() -> None:
 def test_total_of_a_client_that_removes_nothing() -> None:
     """Without removed data the total is L_r + mu_d L_d, which is the risk as well."""
     model = CountingLinear()
-    batch = Batch(WHOLE_BATCH.inputs, WHOLE_BATCH.labels, WHOLE_BATCH.teacher_logits)
-    loss = GoldfishObjective(GoldfishSettings(mu_d=1.5), temperature=2)(model, batch)
+    batch = replace(WHOLE_BATCH, removed=None)
+    loss = GoldfishObjective(GoldfishSettings(mu_d=1.5))(model, batch)
     assert loss.total.item() == pytest.approx(WHOLE_L_R + 1.5 * WHOLE_L_D, abs=EXACT)
     assert loss.risk.item() == loss.total.item()
     assert model.batch_sizes == [2]
@@ -309,7 +311,7 @@ def test_gradient_of_the_total_by_hand() -> None:
     model = CountingLinear()
     x, y = tensor([[1.0, 0.0]]), tensor([0])
     settings = GoldfishSettings(removed_weight=0.5, mu_c=0, mu_d=0)
-    GoldfishObjective(settings, 2)(model, Batch(x, y, removed=(x, y))).total.backward()
+    GoldfishObjective(settings)(model, Batch(x, y, removed=(x, y))).total.backward()
     assert model.weight.grad is not None
     assert model.weight.grad[:, 0].tolist() == pytest.approx([-1 / 4, 1 / 8, 1 / 8], abs=EXACT)
     assert model.weight.grad[:, 1].tolist() == [0, 0, 0]

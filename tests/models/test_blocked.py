@@ -9,18 +9,23 @@ import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from goldfish.models import model_factory
 from goldfish.models.blocked import BlockedFeatures, _blocks_suit
 
+either = pytest.mark.parametrize("compiled", [False, True])
 
-def lenet(name: str = "lenet5", side: int | None = None) -> BlockedFeatures:
+
+def lenet(name: str = "lenet5", side: int | None = None, compiled: bool = False) -> BlockedFeatures:
     shape = {"lenet5": (1, 28, 28), "lenet5-cifar": (3, 32, 32)}[name]
     if side is not None:
         shape = (shape[0], side, side)
     torch.manual_seed(0)
     model = model_factory(name, num_classes=10, image_shape=shape)()
     assert isinstance(model, BlockedFeatures)
+    if compiled:
+        model.compile()
     return model
 
 
@@ -93,9 +98,10 @@ def test_weights_that_are_no_numbers_stay_visible() -> None:
     assert model(images(2, 28)).isnan().all()
 
 
-def test_torch_func_can_look_into_it() -> None:
+@either
+def test_torch_func_can_look_into_it(compiled: bool) -> None:
     """The mean of the gradients of single images is that of both at once."""
-    model, inputs = lenet(), images(2, 28)
+    model, inputs = lenet(compiled=compiled), images(2, 28)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     labels = torch.tensor([0, 1])
 
@@ -109,8 +115,9 @@ def test_torch_func_can_look_into_it() -> None:
         assert torch.allclose(gradient.mean(0), expected, atol=1e-6)
 
 
-def test_gradients_of_gradients_with_pytorchs_layers() -> None:
-    model, inputs = lenet(), images(2, 28)
+@either
+def test_gradients_of_gradients_with_pytorchs_layers(compiled: bool) -> None:
+    model, inputs = lenet(compiled=compiled), images(2, 28)
     with torch.backends.mkldnn.flags(enabled=False):
         first = torch.autograd.grad(
             model(inputs).square().mean(), list(model.parameters()), create_graph=True
@@ -119,9 +126,16 @@ def test_gradients_of_gradients_with_pytorchs_layers() -> None:
     assert all(gradient.isfinite().all() for gradient in second)
 
 
-def test_other_numbers_are_computed_by_pytorchs_layers() -> None:
-    model, inputs = lenet().double(), images(2, 28).double()
+@either
+def test_other_numbers_are_computed_by_pytorchs_layers(compiled: bool) -> None:
+    model, inputs = lenet(compiled=compiled).double(), images(2, 28).double()
     assert torch.equal(model(inputs), in_pytorchs_layers(model)(inputs))
+
+
+def test_elsewhere_pytorch_compiles() -> None:
+    model = lenet().double()
+    model.compile()
+    assert model._compiled_call_impl is not None
 
 
 @pytest.mark.parametrize(
@@ -140,8 +154,9 @@ def test_layers_of_a_user_are_used(place: int, layer: nn.Module) -> None:
     assert torch.equal(model(images(3, 28)), in_pytorchs_layers(model)(images(3, 28)))
 
 
-def test_hooks_are_called() -> None:
-    model, called = lenet(), []
+@either
+def test_hooks_are_called(compiled: bool) -> None:
+    model, called = lenet(compiled=compiled), []
     model[1].register_forward_hook(lambda *_: called.append("after"))
     model[3].register_forward_pre_hook(lambda *_: called.append("before"))
     model[4].register_full_backward_hook(lambda *_: called.append("back"))
@@ -161,10 +176,17 @@ def symbolic(model: nn.Module, _inputs: Tensor) -> str:
     return str(torch.fx.symbolic_trace(model).graph)
 
 
-@pytest.mark.parametrize("written_down", [export, trace, symbolic])
+def functional(model: nn.Module, inputs: Tensor) -> str:
+    return str(make_fx(model)(inputs).graph)
+
+
+@either
+@pytest.mark.parametrize("written_down", [export, trace, symbolic, functional])
 def test_what_is_exported_has_pytorchs_layers(
-    written_down: Callable[[nn.Module, Tensor], str],
+    written_down: Callable[[nn.Module, Tensor], str], compiled: bool
 ) -> None:
-    graph = written_down(lenet().eval(), images(2, 28))
-    assert graph
+    graph = written_down(lenet(compiled=compiled).eval(), images(2, 28))
     assert "mkldnn" not in graph
+    if written_down is not symbolic:
+        assert graph.count("relu") >= 3
+        assert "max_pool2d" in graph

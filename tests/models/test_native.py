@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable
 
@@ -18,7 +19,8 @@ from goldfish.models import LeNet5, model_factory, native
 from goldfish.models.native import Layer, conv_pool
 from goldfish.params import digest
 
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+compiler = (os.environ.get("CC") or "cc").split()[0]
+needs_compiler = pytest.mark.skipif(shutil.which(compiler) is None, reason="there is no C compiler")
 
 LAYERS = [
     Layer(1, 6, kernel=5, padding=2, height=28, width=28),
@@ -113,6 +115,50 @@ def test_images_in_any_layout_are_read_right() -> None:
         assert torch.equal(found, in_pytorch(view, convolution))
 
 
+@needs_compiler
+def test_no_gradient_comes_from_a_window_that_is_off() -> None:
+    images, convolution, gradients = layer_of(LAYERS[0], None)
+    found = []
+    for operation in (conv_pool, in_pytorch):
+        outputs = operation(images, convolution)
+        assert outputs is not None
+        broken = gradients.masked_fill(outputs == 0, float("nan"))
+        found.append(torch.autograd.grad(outputs, [images, *convolution.parameters()], broken))
+    for ours, theirs in zip(*found, strict=True):
+        assert theirs.isfinite().all()
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
+
+
+@needs_compiler
+def test_saved_tensors_may_come_back_in_another_layout() -> None:
+    found = []
+    for unpack in (lambda t: t, lambda t: t.contiguous(memory_format=torch.contiguous_format)):
+        images, convolution, gradients = layer_of(LAYERS[1], 2)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            outputs = conv_pool(images, convolution)
+            assert outputs is not None
+            found.append(torch.autograd.grad(outputs, [images, convolution.weight], gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@needs_compiler
+def test_a_pruned_layer_is_what_its_weights_are() -> None:
+    """Its attributes still have the numbers of channels that it was built with."""
+    images, convolution, gradients = layer_of(LAYERS[1], 2)
+    for name in ("weight", "bias"):
+        setattr(convolution, name, nn.Parameter(getattr(convolution, name)[:4].clone()))
+    outputs = conv_pool(images, convolution)
+    assert outputs is not None
+    expected = in_pytorch(images, convolution)
+    assert torch.equal(outputs, expected)
+    found, theirs = (
+        torch.autograd.grad(o, [images, *convolution.parameters()], gradients[:, :4])
+        for o in (outputs, expected)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, theirs, strict=True))
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "options",
     [
@@ -121,6 +167,7 @@ def test_images_in_any_layout_are_read_right() -> None:
         {"bias": False},
         {"groups": 2},
         {"padding": (1, 2)},
+        {"padding": -1},
         {"padding": 0, "kernel_size": (3, 5)},
         {"kernel_size": 12},
     ],
@@ -181,6 +228,7 @@ def test_a_compiled_lenet_learns_the_same_with_any_number_of_workers() -> None:
             "there is no C compiler 'no-such-compiler'; the variable CC names one",
         ),
         ("false", "false failed"),
+        ("'", "No closing quotation"),
     ],
 )
 def test_without_a_compiler_it_is_said_once(

@@ -25,8 +25,8 @@ def obvious(
         square_scaling=terms.square_scaling,
     )
     kept = len(labels)
-    batch = Batch(logits[:kept], labels, teacher, (logits[kept:], removed))
-    loss = goldfish_losses(batch, logits[:kept], logits[kept:], own, terms.temperature)
+    batch = Batch(logits[:kept], labels, teacher, (logits[kept:], removed), terms.temperature)
+    loss = goldfish_losses(batch, logits[:kept], logits[kept:], own)
     return loss.total, loss.risk
 
 
@@ -41,6 +41,7 @@ def obvious(
     st.floats(0, 3),
     st.floats(1, 9, exclude_min=True),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 10**6),
 )
 def test_losses_and_gradient_are_those_of_the_loss_module(
@@ -52,6 +53,7 @@ def test_losses_and_gradient_are_those_of_the_loss_module(
     mu_c: float,
     mu_d: float,
     temperature: float,
+    as_tensor: bool,
     square: bool,
     seed: int,
 ) -> None:
@@ -65,7 +67,8 @@ def test_losses_and_gradient_are_those_of_the_loss_module(
     teacher = torch.randn(kept, classes, generator=generator, dtype=torch.float64) * 3
     labels = torch.randint(0, classes, (kept,), generator=generator)
     removed = torch.randint(0, classes, (lost,), generator=generator)
-    terms = Terms(removed_weight, mu_c, mu_d, temperature, square)
+    heat = torch.tensor(temperature, dtype=torch.float64) if as_tensor else temperature
+    terms = Terms(removed_weight, mu_c, mu_d, heat, square)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     total, risk = fused_losses(ours, labels, removed, teacher, terms)
     expected, expected_risk = obvious(theirs, labels, removed, teacher, terms)

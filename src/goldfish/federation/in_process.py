@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
+import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -92,12 +95,15 @@ class InProcess:
             c.id: replace(c, retained=as_examples(c.retained), state=ClientState(c.state.arrays))
             for c in clients
         }
-        self._workspaces = _Workspaces(
-            [
-                LocalWorkspace(model, device, graphs=graphs, compiled=compiled)
-                for _ in range(self.workers)
-            ]
-        )
+        workspaces = [
+            LocalWorkspace(self.model, device, graphs=graphs, compiled=compiled)
+            for _ in range(self.workers)
+        ]
+        self._free: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
+        for workspace in workspaces:
+            self._free.put(workspace)
+        # What is recorded of a client's training on a GPU can be replayed where it was recorded.
+        self._homes = _homes(self._clients.values(), workspaces) if kind == "cuda" else {}
         self._executor: ThreadPoolExecutor | None = None
         self._split: dict[str, tuple[Sequence[DeletionRequest], Client]] = {}
         self._global_draws: bool | None = None
@@ -116,13 +122,19 @@ class InProcess:
             own = (self.threads,)
             self._executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, own)
         spool = Spool.for_answers(tasks)
+        end = threading.Event()
         try:
-            futures = [self._executor.submit(self._answer, task, steps, spool) for task in tasks]
-            outcomes = [future.result() for future in futures]
+            futures = [
+                self._executor.submit(self._work, job, steps, spool, end)
+                for job in self._jobs(tasks)
+            ]
+            answered = {place: o for future in futures for place, o in future.result()}
         except BaseException:
+            end.set()
             self._executor.shutdown(wait=False, cancel_futures=True)
             self._executor = None
             raise
+        outcomes = [answered[place] for place in range(len(tasks))]
         return RoundReplies(
             [o for o in outcomes if isinstance(o, Update)],
             [o for o in outcomes if isinstance(o, Failure)],
@@ -147,10 +159,39 @@ class InProcess:
             if key.startswith(f"{phase}/")
         )
 
+    def _jobs(self, tasks: Sequence[Task]) -> list[_Job]:
+        """Return what workers do: one task after the other where they have a home, else one."""
+        jobs: dict[LocalWorkspace | int, _Job] = {}
+        for place, task in enumerate(tasks):
+            home = self._homes.get(task.client_id)
+            jobs.setdefault(home or place, _Job(home, [])).tasks.append((place, task))
+        return list(jobs.values())
+
+    def _work(
+        self,
+        job: _Job,
+        steps: Mapping[str, ClientStep],
+        spool: Spool | None,
+        end: threading.Event,
+    ) -> list[tuple[int, Update | Failure]]:
+        workspace = job.home or self._free.get()
+        try:
+            return [
+                (place, self._answer(task, steps, workspace, spool))
+                for place, task in job.tasks
+                if not end.is_set()
+            ]
+        finally:
+            if job.home is None:
+                self._free.put(workspace)
+
     def _answer(
-        self, task: Task, steps: Mapping[str, ClientStep], spool: Spool | None
+        self,
+        task: Task,
+        steps: Mapping[str, ClientStep],
+        workspace: LocalWorkspace,
+        spool: Spool | None,
     ) -> Update | Failure:
-        workspace = self._workspaces.take(task.client_id)
         try:
             # In this order: who has the turn must not wait for a client that waits for its turn.
             with self._own_draws(task), workspace.active():
@@ -159,8 +200,6 @@ class InProcess:
         except Exception as error:
             logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)
             return Failure(task.client_id, type(error).__name__, str(error) or repr(error))
-        finally:
-            self._workspaces.give_back(workspace)
 
     def _client(self, task: Task) -> Client:
         """Return the client with its data split by the task's requests, as in the round before."""
@@ -204,29 +243,22 @@ class InProcess:
         return False
 
 
-class _Workspaces:
-    """Lends each worker a workspace, if possible the one that its client had before.
+class _Job(NamedTuple):
+    """Tasks, with their places among all, that one worker does one after the other."""
 
-    What is recorded there of the client's training can then be replayed.
-    """
+    home: LocalWorkspace | None
+    """Where; None: where there is room."""
+    tasks: list[tuple[int, Task]]
 
-    def __init__(self, workspaces: Sequence[LocalWorkspace]) -> None:
-        self._free = list(workspaces)
-        self._changed = threading.Condition()
-        self._last: dict[str, LocalWorkspace] = {}
 
-    def take(self, client_id: str) -> LocalWorkspace:
-        """Wait for a free workspace and return it."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._free))
-            last = self._last.get(client_id)
-            workspace = last if last in self._free else self._free[0]
-            self._free.remove(workspace)
-            self._last[client_id] = workspace
-        return workspace
-
-    def give_back(self, workspace: LocalWorkspace) -> None:
-        """Lend the workspace to others."""
-        with self._changed:
-            self._free.append(workspace)
-            self._changed.notify()
+def _homes(
+    clients: Iterable[Client], workspaces: Sequence[LocalWorkspace]
+) -> dict[str, LocalWorkspace]:
+    """Return a workspace for each client, so that all have about as much data to train on."""
+    loads = [(0, place) for place in range(len(workspaces))]
+    homes = {}
+    for client in clients:
+        load, place = heapq.heappop(loads)
+        homes[client.id] = workspaces[place]
+        heapq.heappush(loads, (load + len(client.retained), place))
+    return homes

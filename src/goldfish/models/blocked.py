@@ -1,8 +1,9 @@
-"""Convolutions, ReLU and max-pooling in one memory layout: the bits of PyTorch's, in less time.
+"""Convolutions, ReLU and max-pooling in less time than PyTorch's layers take.
 
 On a CPU oneDNN keeps the channels of an image in blocks. PyTorch's layers bring its results back
 into the usual layout after every convolution, and pool there one number at a time, which takes half
-of a LeNet-5's training step. Here the images stay in blocks until the last pooling.
+of a LeNet-5's training step. Here the images stay in blocks until the last pooling, and the bits
+are PyTorch's. Compiled, the layers are those of :mod:`goldfish.models.native`.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ _POOLING = (2, 2, 0, 1, False, False)
 class BlockedFeatures(nn.Sequential):
     """Layers that begin with convolution, ReLU and 2 x 2 max-pooling, ``repeats`` times.
 
-    It computes what ``nn.Sequential`` does, to the bit. Gradients of gradients need PyTorch's
-    own layers: ``with torch.backends.mkldnn.flags(enabled=False):``.
+    It computes what ``nn.Sequential`` does, to the bit, and once compiled but for the last bits.
+    Gradients of gradients need PyTorch's own layers:
+    ``with torch.backends.mkldnn.flags(enabled=False):``.
     """
+
+    _native = False
 
     def __init__(self, *layers: nn.Module, repeats: int) -> None:
         super().__init__(*layers)
         self._repeats = repeats
-        self._native = False
 
     def compile(self, *options: Any, **named: Any) -> None:
         """Compile the layers: on a CPU by :mod:`goldfish.models.native`, else by PyTorch."""
@@ -84,9 +87,12 @@ def compiled_early(factory: ModelFactory) -> ModelFactory:
 
 def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | None:
     """Return the features by compiled code; None where there is none."""
-    images: Tensor | None = inputs
+    images = inputs
     for layer in convolutions:
-        images = None if images is None else conv_pool(images, layer)
+        pooled = conv_pool(images, layer)
+        if pooled is None:
+            return None
+        images = pooled
     return images
 
 
@@ -110,7 +116,12 @@ def _in_blocks(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
 
 def _is_traced(inputs: Tensor) -> bool:
     """Tell whether somebody writes down what is done, to compile or to export it."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing() or type(inputs) is not Tensor
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or type(inputs) is not Tensor
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
 
 
 def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
@@ -151,7 +162,6 @@ def _available() -> bool:
     return (
         _X86
         and torch.backends.mkldnn.is_available()
-        and torch._C._get_mkldnn_enabled()
         and keep_freed_memory()  # new pages for its large blocks would cost more than they save
     )
 
@@ -165,12 +175,13 @@ def _read(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> list[Tensor]:
 
 
 def _plain(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
-    """Tell whether these are images in float32 on the CPU that nobody but autograd follows."""
+    """Tell whether these are images in float32 on the CPU, and PyTorch's layers not asked for."""
     read = _read(inputs, convolutions)
     return (
         inputs.dim() == 4
         and len(inputs) > 0
         and _on_cpu(read)
+        and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not any(is_functorch_wrapped_tensor(t) for t in read)  # torch.func: single samples
     )

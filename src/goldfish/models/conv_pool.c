@@ -137,14 +137,16 @@ int forward(int count, const float *inputs, const float *weights, const float *b
     return 0;
 }
 
-/* input_gradients may be NULL: they are then not computed. Returns 1 when there is no memory. */
+/* gradients are floats, read as bits. input_gradients may be NULL: they are then not computed.
+ * An infinite gradient may make neighbours in its row NaN, where the kernel has no weight.
+ * Returns 1 when there is no memory. */
 int backward(int count, const float *inputs, const float *weights, const uint8_t *choices,
-             const float *gradients, float *weight_gradients, float *bias_gradients,
+             const int32_t *gradients, float *weight_gradients, float *bias_gradients,
              float *input_gradients)
 {
     /* Tables instead of a branch: half of the windows are off, and no one can guess which. */
     static const int shift[] = {0, IN, PITCH, PITCH + IN, 0};
-    static const float on[] = {1, 1, 1, 1, 0};
+    static const int32_t on[] = {-1, -1, -1, -1, 0};
     const int size = KERNEL * ROOM;
     /* The last piece of a row may reach beyond the image. */
     float *padded = calloc(2 * (IMAGE + WIDE) + 2 * OUT * size, sizeof(float));
@@ -165,7 +167,7 @@ int backward(int count, const float *inputs, const float *weights, const uint8_t
         for (int o = 0; o < OUT; o++) {
             const size_t windows = (size_t)n * OUT_HEIGHT * OUT_WIDTH * OUT + o;
             const uint8_t *choice = choices + windows;
-            const float *gradient = gradients + windows;
+            const int32_t *gradient = gradients + windows;
             float bias = 0;
             piece sum[KERNEL * PIECES], weight[KERNEL * PIECES];
             memcpy(sum, sums + o * size, sizeof sum);
@@ -173,7 +175,8 @@ int backward(int count, const float *inputs, const float *weights, const uint8_t
             for (int y = 0; y < OUT_HEIGHT; y++)
                 for (int x = 0; x < OUT_WIDTH; x++, choice += OUT, gradient += OUT) {
                     const int at = 2 * y * PITCH + 2 * x * IN + shift[*choice];
-                    const float g = on[*choice] * *gradient;
+                    const union { int32_t bits; float value; } kept = {*gradient & on[*choice]};
+                    const float g = kept.value;
                     bias += g;
 #pragma GCC unroll 32
                     for (int p = 0; p < KERNEL * PIECES; p++)

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 logger = logging.getLogger(__name__)
 
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 """Nothing here lets the compiler assume that there are no infinities and no NaN."""
 
 
@@ -72,7 +72,6 @@ class Operation:
         of_images = torch.empty_like(images) if to_images else None
         of_weight = torch.empty_like(weight)
         of_bias = weight.new_empty(len(weight))
-        gradients = gradients.contiguous(memory_format=torch.channels_last)
         results = (of_weight, of_bias, of_images)
         _call(self._backward, images, weight, choices, gradients, *results)
         return of_images, of_weight, of_bias
@@ -97,8 +96,15 @@ class _ConvPool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        to_images = ctx.needs_input_grad[1]
-        found = ctx.operation.backward(*ctx.saved_tensors, *gradients, to_images=to_images)
+        images, weight, choices = ctx.saved_tensors
+        found = ctx.operation.backward(
+            # Hooks on saved tensors may have brought them back in another layout.
+            images.contiguous(memory_format=torch.channels_last),
+            weight.contiguous(),
+            choices.contiguous(memory_format=torch.channels_last),
+            gradients[0].contiguous(memory_format=torch.channels_last),
+            to_images=ctx.needs_input_grad[1],
+        )
         return None, *found
 
 
@@ -106,6 +112,7 @@ def conv_pool(images: Tensor, convolution: nn.Conv2d) -> Tensor | None:
     """Return what a convolution, ReLU and 2 x 2 max-pooling make of float32 images on the CPU.
 
     None where there is no compiled code for it: the kernel must be square and take every pixel.
+    One thread does the work.
     """
     layer = _layer(images, convolution)
     operation = None if layer is None else _operation(layer)
@@ -116,20 +123,23 @@ def conv_pool(images: Tensor, convolution: nn.Conv2d) -> Tensor | None:
 
 
 def _layer(images: Tensor, convolution: nn.Conv2d) -> Layer | None:
-    kernel, padding = convolution.kernel_size[0], convolution.padding[0]
+    # What the code reads and writes goes by the tensors: a pruned layer's attributes may be wrong.
+    channels_out, channels_in, kernel, width = convolution.weight.shape
+    padding = int(convolution.padding[0])
     usual = (
-        convolution.kernel_size == (kernel, kernel)
+        kernel == width
         and convolution.padding == (padding, padding)
+        and padding >= 0
         and convolution.stride == (1, 1)
         and convolution.dilation == (1, 1)
         and convolution.groups == 1
         and convolution.bias is not None
-        and images.shape[1] == convolution.in_channels
+        and convolution.bias.shape == (channels_out,)
+        and images.shape[1] == channels_in
     )
     if not usual:
         return None
-    channels = (convolution.in_channels, convolution.out_channels)
-    layer = Layer(*channels, kernel, int(padding), images.shape[2], images.shape[3])
+    layer = Layer(channels_in, channels_out, kernel, padding, images.shape[2], images.shape[3])
     return layer if min(layer.shape) > 0 else None
 
 
@@ -145,14 +155,14 @@ def _operation(layer: Layer) -> Operation | None:
 def _compiled(layer: Layer) -> Operation | None:
     try:
         return Operation(layer, _compile(layer))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _say_once(str(error))
         return None
 
 
 def _compile(layer: Layer) -> ctypes.CDLL:
     """Compile the code for a layer and load it."""
-    command = shlex.split(os.environ.get("CC", "cc"))
+    command = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(f"there is no C compiler {command[0]!r}; the variable CC names one")
     names = ("IN", "OUT", "KERNEL", "PADDING", "HEIGHT", "WIDTH")
@@ -164,6 +174,7 @@ def _compile(layer: Layer) -> ctypes.CDLL:
             [*command, *FLAGS, *sizes, str(source), "-o", str(library)],
             capture_output=True,
             text=True,
+            errors="replace",
             check=False,
         )
         if done.returncode:

@@ -102,10 +102,13 @@ def retrain_student(
     temperature = client_temperature(
         settings, len(retained), 0 if removed is None else len(removed)
     )
-    plain = plain_feed(retained, next(student.parameters()).device, generator, transform)
+    device = next(student.parameters()).device
+    plain = plain_feed(retained, device, generator, transform)
     if isinstance(teacher, nn.Module) and settings.mu_d > 0 and transform is None:
         teacher = predict(teacher, retained)
-    feed = taught_feed(plain, teacher if settings.mu_d > 0 else None)
+    if isinstance(teacher, Tensor):
+        teacher = teacher.to(device)
+    feed = taught_feed(plain, teacher if settings.mu_d > 0 else None, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         feed = with_removed(feed, removed, size, removed_generator)
@@ -113,9 +116,10 @@ def retrain_student(
     stop = None
     if settings.local_stop and training.local_epochs > 1:
         logits = predict(teacher, retained) if isinstance(teacher, nn.Module) else teacher
-        labels = retained.labels.to(logits.device)
-        own = Batch(logits, labels, logits if settings.mu_d > 0 else None)
-        reference = fetch(goldfish_losses(own, logits, None, settings, temperature).risk).item()
+        logits, labels = logits.to(device), retained.labels.to(device)
+        said = logits if settings.mu_d > 0 else None
+        own = Batch(logits, labels, said, temperature=temperature)
+        reference = fetch(goldfish_losses(own, logits, None, settings).risk).item()
 
         def stop(risks: Sequence[float]) -> bool:
             return excess_empirical_risk(risks, reference) <= settings.delta
@@ -125,7 +129,7 @@ def retrain_student(
             student,
             len(retained),
             feed,
-            GoldfishObjective(settings, temperature),
+            GoldfishObjective(settings),
             training,
             learning_rate=learning_rate,
             generator=generator,
@@ -145,7 +149,6 @@ class GoldfishObjective:
     """Equation (6): remaining and removed batch in one forward pass of the student."""
 
     settings: GoldfishSettings
-    temperature: float
 
     def __call__(self, student: nn.Module, batch: Batch) -> Loss:
         """Return the loss of the student on a batch."""
@@ -161,7 +164,7 @@ class GoldfishObjective:
                 settings.removed_weight,
                 settings.mu_c,
                 settings.mu_d,
-                self.temperature,
+                batch.temperature,
                 settings.square_scaling,
             )
             both = joint_logits(student, batch.inputs, batch.removed[0])
@@ -169,7 +172,7 @@ class GoldfishObjective:
                 *fused_losses(both, batch.labels, batch.removed[1], batch.teacher_logits, terms)
             )
         logits, removed_logits = student_logits(student, batch)
-        return goldfish_losses(batch, logits, removed_logits, self.settings, self.temperature)
+        return goldfish_losses(batch, logits, removed_logits, settings)
 
 
 def joint_logits(student: nn.Module, inputs: Tensor, removed: Tensor) -> Tensor:
@@ -191,7 +194,6 @@ def goldfish_losses(
     logits: Tensor,
     removed_logits: Tensor | None,
     settings: GoldfishSettings,
-    temperature: float,
 ) -> Loss:
     """Return the total, equation (6), and its part on remaining data, L_r + mu_d L_d."""
     remaining = sample_losses(logits, batch.labels, settings.hard_loss).mean()
@@ -206,7 +208,10 @@ def goldfish_losses(
         confusion = confusion_loss(removed_logits)
     if batch.teacher_logits is not None:
         distillation = distillation_loss(
-            logits, batch.teacher_logits, temperature, square_scaling=settings.square_scaling
+            logits,
+            batch.teacher_logits,
+            batch.temperature,
+            square_scaling=settings.square_scaling,
         )
     total = goldfish_loss(hard, confusion, distillation, settings.mu_c, settings.mu_d)
     return Loss(total, risk=remaining + settings.mu_d * distillation)

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.data import Subset
-from goldfish.device import fetch
+from goldfish.device import fetch, work_given
 from goldfish.errors import ConfigError
 from goldfish.graphs import DeviceRecord, Repeat
 from goldfish.randomness import generator
@@ -139,6 +139,7 @@ class _OnGpu:
 
     def __init__(self, factory: ModelFactory, examples: Examples) -> None:
         self._inputs, self._labels = examples.batch(torch.arange(len(examples)))
+        work_given(self._labels.device)()  # they are read on another stream
         self._workspace = LocalWorkspace(factory, self._labels.device)
         self._record = DeviceRecord()
         self._predictions: dict[nn.Module, Repeat] = {}

@@ -25,7 +25,7 @@ class Terms:
     removed_weight: float
     mu_c: float
     mu_d: float
-    temperature: float
+    temperature: float | Tensor
     square_scaling: bool
 
 
@@ -77,17 +77,19 @@ class _Losses(torch.autograd.Function):
         gradient[kept:].add_(by_confusion, alpha=confusion_share / lost)
 
         # The distillation loss, equation (5).
-        soft_logs = F.log_softmax(logits[:kept] / terms.temperature, dim=-1)
-        targets = F.softmax(teacher_logits / terms.temperature, dim=-1)
-        scale = terms.temperature**2 if terms.square_scaling else 1.0
+        heat = terms.temperature
+        soft_logs = F.log_softmax(logits[:kept] / heat, dim=-1)
+        targets = F.softmax(teacher_logits / heat, dim=-1)
         distilled = torch.dot(targets.flatten(), soft_logs.flatten())
-        gradient[:kept].add_(
-            soft_logs.exp_().sub_(targets), alpha=terms.mu_d * scale / kept / terms.temperature
-        )
+        by_distillation = soft_logs.exp_().sub_(targets).div_(heat)
+        if terms.square_scaling:
+            distilled.mul_(heat**2)
+            by_distillation.mul_(heat**2)
+        gradient[:kept].add_(by_distillation, alpha=terms.mu_d / kept)
 
         remaining = right[:kept].mean()  # all logarithms are negative losses
         removed = right[kept:].clamp(min=-cap).mean()
-        risk = torch.add(remaining, distilled, alpha=terms.mu_d * scale / kept).neg_()
+        risk = torch.add(remaining, distilled, alpha=terms.mu_d / kept).neg_()
         total = torch.add(risk, removed, alpha=terms.removed_weight)
         total.add_(norms.mean(), alpha=confusion_share)
         ctx.save_for_backward(gradient)

@@ -73,7 +73,7 @@ def confusion_loss(removed_logits: Tensor) -> Tensor:
     return norms.mean() / math.sqrt(removed_logits.shape[-1])
 
 
-def soften(logits: Tensor, temperature: float) -> Tensor:
+def soften(logits: Tensor, temperature: float | Tensor) -> Tensor:
     """Return softened probabilities, equations (3) and (4)."""
     return F.softmax(logits / temperature, dim=-1)
 
@@ -81,7 +81,7 @@ def soften(logits: Tensor, temperature: float) -> Tensor:
 def distillation_loss(
     student_logits: Tensor,
     teacher_logits: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     *,
     square_scaling: bool = False,
 ) -> Tensor:
