@@ -17,7 +17,7 @@ from goldfish import Client
 from goldfish.data import Subset, TensorExamples
 from goldfish.models import LeNet5, model_factory, native
 from goldfish.models.native import Layer, conv_pool
-from goldfish.params import digest
+from goldfish.params import digest, one_thread
 
 compiler = (os.environ.get("CC") or "cc").split()[0]
 needs_compiler = pytest.mark.skipif(shutil.which(compiler) is None, reason="there is no C compiler")
@@ -185,6 +185,7 @@ def lenet(name: str = "lenet5") -> nn.Module:
 
 
 @needs_compiler
+@one_thread()
 @pytest.mark.parametrize("name", ["lenet5", "lenet5-cifar"])
 def test_a_compiled_lenet_says_what_it_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = lenet(name)
@@ -198,6 +199,28 @@ def test_a_compiled_lenet_says_what_it_said(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("goldfish.models.blocked._in_blocks", refuse)
     monkeypatch.setattr(nn.Sequential, "forward", refuse)
     assert torch.allclose(model(images), expected, atol=1e-5)
+
+
+@needs_compiler
+def test_with_many_threads_those_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images, asked = lenet(), torch.randn(5, 1, 28, 28), []
+
+    def note(inputs: Tensor, convolution: nn.Conv2d) -> Tensor | None:
+        asked.append(torch.get_num_threads())
+        return conv_pool(inputs, convolution)
+
+    monkeypatch.setattr("goldfish.models.blocked.conv_pool", note)
+    model.compile()
+    usual = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 9):
+            torch.set_num_threads(threads)
+            model(images)
+            with torch.no_grad():
+                model(images)
+    finally:
+        torch.set_num_threads(usual)
+    assert asked == [1, 1, 1, 1, 2, 2], "two layers: trained with 1 and 2, predicted with 1"
 
 
 @needs_compiler
@@ -220,6 +243,7 @@ def test_a_compiled_lenet_learns_the_same_with_any_number_of_workers() -> None:
         assert torch.allclose(found[0][name], value, atol=1e-5), name
 
 
+@one_thread()
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [

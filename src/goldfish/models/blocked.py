@@ -24,6 +24,10 @@ from goldfish.types import ModelFactory
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
 """Where the bits were compared."""
 
+_NATIVE_TRAINING = 8
+_NATIVE_PREDICTING = 1
+"""Threads up to which compiled code, which has one, is faster than oneDNN's: see performance.md."""
+
 _LARGE = 1e30
 """Far below the largest float32: see :func:`_stays_finite`."""
 
@@ -59,7 +63,7 @@ class BlockedFeatures(nn.Sequential):
         convolutions = None if _is_traced(inputs) else _usual(layers[:first])
         features = None
         if convolutions is not None and _plain(inputs, convolutions):
-            if self._native:
+            if self._native and _is_faster():
                 features = _compiled(inputs, convolutions)
             if features is None and _blocks_suit(inputs, convolutions):
                 features = _in_blocks(inputs, convolutions)
@@ -83,6 +87,12 @@ def compiled_early(factory: ModelFactory) -> ModelFactory:
         return model
 
     return build
+
+
+def _is_faster() -> bool:
+    """Tell whether compiled code is faster than operations that share their work on threads."""
+    most = _NATIVE_TRAINING if torch.is_grad_enabled() else _NATIVE_PREDICTING
+    return torch.get_num_threads() <= most
 
 
 def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | None:
