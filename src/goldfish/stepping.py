@@ -146,8 +146,11 @@ class TrainingStep:
         if precondition is not None:
             precondition(self.model, batch)
         self._optimizer.step()
-        self._total += loss.total.detach()
-        self._risk += loss.risk.detach()
+        if loss.risk is loss.total:
+            self.sums += loss.total.detach()
+        else:
+            self._total += loss.total.detach()
+            self._risk += loss.risk.detach()
         return batch, loss
 
     @contextmanager

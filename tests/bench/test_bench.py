@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from goldfish.bench import tables
 from goldfish.bench.child import ENGINE, _tree_bytes, arguments, parse, run_whole
 from goldfish.bench.limits import Limits, step_flops
-from goldfish.bench.rounds import Workload, load_images, plain_model
+from goldfish.bench.plain import in_its_process, plain_model
+from goldfish.bench.rounds import Workload, load_images
 from goldfish.cli import app
 from goldfish.errors import ConfigError
 from goldfish.feeds import Batch
@@ -42,14 +43,22 @@ def test_the_plain_loop_gets_the_same_model_in_pytorchs_own_layers() -> None:
 
 
 def test_a_workload_reaches_its_child() -> None:
-    work = parse(arguments(Workload(model="resnet20", samples=1234), 7))
-    assert (work.model, work.samples, work.clients) == ("resnet20", 1234, (7,))
+    given = Workload("resnet20", (7,), 1234, device="cuda", compiled=True, data_dir=Path("x"))
+    assert parse(arguments(given, 7)) == given
 
 
 def test_without_the_dataset_noise_of_its_shape_is_measured() -> None:
     data, what = load_images(Workload(model="resnet32", samples=50))
     assert what == "50 images of noise in the shape of cifar-10"
     assert data.images.shape == (50, 3, 32, 32)
+
+
+def test_a_plain_loop_that_fails_says_why() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"The plain loop failed: .*no-such"),
+        in_its_process(Workload(model="no-such", samples=1000)),
+    ):
+        pass
 
 
 def test_a_child_that_fails_says_why() -> None:

@@ -60,24 +60,27 @@ def arguments(work: Workload, clients: int) -> list[str]:
     options = ["--model", work.model, "--clients", str(clients), "--samples", str(work.samples)]
     if work.data_dir is not None:
         options += ["--data-dir", str(work.data_dir)]
+    options += ["--device", work.device]
     if work.compiled:
         options.append("--compile")
     return options
 
 
 def parse(argv: Sequence[str] | None = None) -> Workload:
-    """Read the arguments of a child: they all work on the CPU."""
+    """Read the arguments of a child."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--samples", type=int, default=60_000)
     parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     given = parser.parse_args(argv)
     return Workload(
         given.model,
         clients=(given.clients,),
         samples=given.samples,
+        device=given.device,
         compiled=given.compile,
         data_dir=given.data_dir,
     )

@@ -17,7 +17,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from goldfish.bench.child import ROUNDS, parse
-from goldfish.bench.rounds import Workload, load_images, plain_loop, plain_model
+from goldfish.bench.plain import plain_loop, plain_model
+from goldfish.bench.rounds import Workload, load_images
 from goldfish.data import Subset, TensorExamples
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import nn
 
 from goldfish.data import TensorExamples, load, removal
 from goldfish.data import partition as partitions
@@ -22,14 +20,12 @@ from goldfish.errors import DataError
 from goldfish.federation import InProcess
 from goldfish.models import model_factory
 from goldfish.stepping import Precision
-from goldfish.types import Client, DeletionRequest, Examples, ModelFactory
+from goldfish.types import Client, DeletionRequest, ModelFactory
 from goldfish.workflow import Trained, train, unlearn
 
 BATCH = 100
 RATE = 0.01
 CLASSES = 10
-PLAIN_SAMPLES = 20_000
-"""Samples of a plain loop's turn."""
 UNLEARNING_ROUNDS = 3
 
 MNIST_MODELS = ("lenet5",)
@@ -99,27 +95,6 @@ def _noise(work: Workload) -> TensorExamples:
     return TensorExamples(images, labels, mean=[0.5] * channels, std=[0.5] * channels)
 
 
-def plain_loop(model: nn.Module, data: Examples, samples: int) -> float:
-    """Train the way a tutorial writes it, on all of torch's threads; return images a second."""
-    begin = time.perf_counter()
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    model.train()
-    for positions in torch.randperm(len(data))[:samples].split(BATCH):
-        inputs, labels = data.batch(positions)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs), labels)
-        loss.backward()
-        optimizer.step()
-    loss.item()  # a GPU is waited for
-    return samples / (time.perf_counter() - begin)
-
-
-def plain_model(work: Workload) -> nn.Module:
-    """Return the model in PyTorch's own layers, as the author of a plain loop has it."""
-    model = work.factory()()
-    return (nn.Sequential(*model) if isinstance(model, nn.Sequential) else model).to(work.device)
-
-
 class Bench:
     """A federation of one size: its training rounds, and unlearning on it."""
 
@@ -179,12 +154,13 @@ class Bench:
 
 
 def measure_training(
-    work: Workload, data: TensorExamples
+    work: Workload, data: TensorExamples, plain: Callable[[], float]
 ) -> Iterator[tuple[str, dict[str, Measured]]]:
-    """Yield, after each turn, what it was and the images a second of all candidates so far."""
-    model, samples = plain_model(work), min(len(data), PLAIN_SAMPLES)
+    """Yield, after each turn, what it was and the images a second of all candidates so far.
+
+    ``plain`` takes a turn of the plain loop and returns its images a second.
+    """
     measured = {"plain loop": Measured()}
-    plain_loop(model, data, samples // 10)
     benches: dict[str, Bench] = {}
     for clients in work.clients:
         name = f"engine, {clients} clients"
@@ -195,7 +171,7 @@ def measure_training(
         yield f"{name}: warm-up", measured
     for turn in range(1, work.turns + 1):
         for name, bench in benches.items():
-            measured["plain loop"].turns.append(plain_loop(model, data, samples))
+            measured["plain loop"].turns.append(plain())
             measured[name].turns.append(bench.rate())
             yield f"{name}: turn {turn}", measured
 

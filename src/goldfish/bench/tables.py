@@ -12,6 +12,7 @@ import torch
 
 from goldfish.bench.child import ENGINE, FLOWER, ROUNDS, Whole, run_whole
 from goldfish.bench.limits import measure_limits, step_flops
+from goldfish.bench.plain import in_its_process
 from goldfish.bench.rounds import (
     BATCH,
     Measured,
@@ -59,8 +60,9 @@ def bench(work: Workload) -> Generator[str, None, list[Row]]:
     data, what = load_images(work)
     yield what
     training: dict[str, Measured] = {}
-    for done, training in measure_training(work, data):  # noqa: B007
-        yield done
+    with in_its_process(work) as plain:
+        for done, training in measure_training(work, data, plain):  # noqa: B007
+            yield done
     rows = _training_rows(training)
     unlearning: dict[str, Measured] = {}
     for done, unlearning in measure_unlearning(work, data):  # noqa: B007

@@ -197,15 +197,7 @@ def goldfish_losses(
 ) -> Loss:
     """Return the total, equation (6), and its part on remaining data, L_r + mu_d L_d."""
     remaining = sample_losses(logits, batch.labels, settings.hard_loss).mean()
-    hard = remaining
-    confusion: Tensor | float = 0.0
     distillation: Tensor | float = 0.0
-    if batch.removed is not None and removed_logits is not None:
-        lost = removed_loss(
-            removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term
-        )
-        hard = remaining - settings.removed_weight * lost
-        confusion = confusion_loss(removed_logits)
     if batch.teacher_logits is not None:
         distillation = distillation_loss(
             logits,
@@ -213,8 +205,14 @@ def goldfish_losses(
             batch.temperature,
             square_scaling=settings.square_scaling,
         )
+    risk = remaining + settings.mu_d * distillation
+    if batch.removed is None or removed_logits is None:
+        return Loss(risk, risk)
+    lost = removed_loss(removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term)
+    hard = remaining - settings.removed_weight * lost
+    confusion = confusion_loss(removed_logits)
     total = goldfish_loss(hard, confusion, distillation, settings.mu_c, settings.mu_d)
-    return Loss(total, risk=remaining + settings.mu_d * distillation)
+    return Loss(total, risk)
 
 
 def client_temperature(settings: GoldfishSettings, num_retained: int, num_removed: int) -> float:
