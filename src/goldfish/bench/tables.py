@@ -89,12 +89,15 @@ def _training_rows(training: dict[str, Measured]) -> list[Row]:
 
 
 def _unlearning_rows(unlearning: dict[str, Measured], engine: float) -> list[Row]:
-    retrain, goldfish = (
-        unlearning[f"{m}: first round"].median + 9 * unlearning[f"{m}: later round"].median
-        for m in ("retrain", "goldfish")
+    first, later = (
+        [unlearning[f"{m}: {which} round"].median for m in ("retrain", "goldfish")]
+        for which in ("first", "later")
     )
+    retrain, goldfish = (a + 9 * b for a, b in zip(first, later, strict=True))
     rate = unlearning["goldfish: rate"].median
     return [
+        Row("a round of retrain, after the first", f"{later[0]:.2f} s"),
+        Row("a round of goldfish", f"{later[1]:.2f} s", later[1] / later[0], "of retrain's"),
         Row("ten rounds of retrain", f"{retrain:.1f} s"),
         Row("ten rounds of goldfish", f"{goldfish:.1f} s", goldfish / retrain, "of retrain's"),
         Row("complete Goldfish step", f"{rate:,.0f} images/s", rate / engine, "of training"),

@@ -19,7 +19,12 @@ from goldfish.device import fetch, work_given
 from goldfish.errors import ConfigError
 from goldfish.graphs import DeviceRecord, Repeat
 from goldfish.randomness import generator
-from goldfish.training import PREDICTED_AT_ONCE_BY_GPU, LocalWorkspace, predict
+from goldfish.training import (
+    PREDICTED_AT_ONCE,
+    PREDICTED_AT_ONCE_BY_GPU,
+    LocalWorkspace,
+    predict,
+)
 from goldfish.types import Examples, ModelFactory, Params
 
 LOWEST_EXPONENT = -700.0
@@ -109,10 +114,14 @@ class ServerTest:
 
 
 class _OnThreads:
-    """Measures models side by side, each on one thread."""
+    """Measures models side by side, each part of the data on one thread."""
+
+    PART = 5 * PREDICTED_AT_ONCE
+    """Samples of a part: few models, or an odd number of them, keep all threads busy too."""
 
     def __init__(self, factory: ModelFactory, examples: Examples) -> None:
-        self._examples = examples
+        places = torch.arange(len(examples)).split(self.PART)
+        self._parts = [Subset(examples, part) for part in places]
         self._labels = examples.labels
         self._workers = os.cpu_count() or 1
         self._workspaces: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
@@ -121,15 +130,22 @@ class _OnThreads:
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure all models."""
+        count = len(self._parts)
         with ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,)) as pool:
-            return list(pool.map(self._score, models))
+            of_parts = [params for params in models for _ in range(count)]
+            said = list(pool.map(self._logits, of_parts, self._parts * len(models)))
+            joined = [said[at : at + count] for at in range(0, len(said), count)]
+            return list(pool.map(self._score, joined))
 
-    def _score(self, params: Params) -> ServerScore:
+    def _logits(self, params: Params, part: Examples) -> Tensor:
         workspace = self._workspaces.get()
         try:
-            logits = predict(workspace.load("server", params), self._examples)
+            return predict(workspace.load("server", params), part)
         finally:
             self._workspaces.put(workspace)
+
+    def _score(self, parts: Sequence[Tensor]) -> ServerScore:
+        logits = torch.cat(list(parts))
         loss = F.cross_entropy(logits, self._labels).item()
         return ServerScore(loss, mean_squared_error(logits, self._labels))
 
