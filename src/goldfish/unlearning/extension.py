@@ -79,7 +79,8 @@ def mean_squared_error(logits: Tensor, labels: Tensor) -> float:
 
 
 def _squared_errors(logits: Tensor, labels: Tensor) -> Tensor:
-    return (F.softmax(logits, dim=-1) - F.one_hot(labels, logits.shape[-1])).square()
+    errors = F.softmax(logits, dim=-1).scatter_(-1, labels[..., None], -1.0, reduce="add")
+    return errors.square_()
 
 
 @dataclass(frozen=True)
