@@ -18,6 +18,7 @@ from goldfish.unlearning.extension import (
     adaptive_temperature,
     adaptive_weights,
     mean_squared_error,
+    measured_samples,
 )
 
 LN2 = math.log(2)
@@ -171,3 +172,11 @@ def test_the_server_measures_on_a_part_that_is_drawn_once() -> None:
         for seed in (0, 0, 1, 2, 3)
     }
     assert {round(loss, 5) for loss in losses} == {0.40547, 1.60944}
+
+
+@pytest.mark.parametrize(
+    ("clients", "samples"), [(1, 2000), (10, 2000), (11, 909), (50, 200), (100, 100), (1000, 100)]
+)
+def test_on_how_many_samples_a_client_is_measured(clients: int, samples: int) -> None:
+    """2000 for up to ten clients; then 10,000 / 11 = 909, 10,000 / 50 = 200, and at least 100."""
+    assert measured_samples(clients) == samples

@@ -34,10 +34,10 @@ LOWEST_EXPONENT = -700.0
 def measured_samples(clients: int) -> int:
     """Return on how many test samples the server measures each of so many clients.
 
-    2000, but no more than 20,000 for all clients of a round together, unless that were below 100
-    for each: measuring must not cost as much as the training.
+    2000 for up to ten clients; for more, 10,000 of all clients of a round together, but at least
+    100 of each: measuring must not cost as much as the training.
     """
-    return max(100, min(2000, 20_000 // clients))
+    return 2000 if clients <= 10 else max(100, 10_000 // clients)
 
 
 def adaptive_temperature(
