@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError
+from goldfish.federation.in_process import _homes
 from goldfish.params import digest
+from goldfish.training import LocalWorkspace
 from goldfish.types import Client, DeletionRequest
 
 MakeClients = Callable[..., list[Client]]
@@ -171,3 +173,12 @@ def test_an_unknown_device_is_refused_in_words(
 ) -> None:
     with pytest.raises(ConfigError, match="device is 'cpu' or 'cuda', not 'tpu'"):
         goldfish.InProcess(make_clients(), small_net, device="tpu")
+
+
+def test_homes_share_the_data_evenly(make_clients: MakeClients, small_net: type[nn.Module]) -> None:
+    """60 samples and 20 for the first two clients; 20, 20 and 10 then go where there is less."""
+    clients = make_clients((60, 20, 20, 20, 10))
+    first, second = (LocalWorkspace(small_net) for _ in range(2))
+    homes = _homes(clients, [first, second])
+    assert list(homes) == [client.id for client in clients]
+    assert list(homes.values()) == [first, second, second, second, first]
