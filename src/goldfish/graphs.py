@@ -148,7 +148,7 @@ class Replay:
             self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
 
     def _replay(self, draws: Draw) -> None:
-        graph = self._recorded(draws)
+        graph = self._graph_of(draws)
         if graph is None:
             walk(self._step, draws)
             return
@@ -162,7 +162,7 @@ class Replay:
             self._pace.step()
         self._step.count(count)
 
-    def _recorded(self, draws: Draw) -> Graph | None:
+    def _graph_of(self, draws: Draw) -> Graph | None:
         """Return the recorded step for draws like these; None when it cannot be recorded."""
         if self._graph is None and self.refusal is None:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))

@@ -36,11 +36,14 @@ def over_the_wire(message: Message) -> Message:
     return arrived
 
 
+NOT_USED = "the federation must not use this part of a grid"
+
+
 @dataclass
 class LocalGrid(Grid):
     """A grid whose nodes are folders; a message is carried out when its reply is asked for.
 
-    What the federation must not use of a grid's interface raises ``NotImplementedError``.
+    Parts of a grid's interface that the federation must not use fail the test that does.
     """
 
     nodes: dict[int, dict[str, Any]]
@@ -52,19 +55,19 @@ class LocalGrid(Grid):
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def set_run(self, run: Run) -> None:
-        raise NotImplementedError
+        raise AssertionError(NOT_USED)
 
     @property
     def run(self) -> Run:
-        raise NotImplementedError
+        raise AssertionError(NOT_USED)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
+        raise AssertionError(NOT_USED)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        raise NotImplementedError
+        raise AssertionError(NOT_USED)
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)

@@ -48,11 +48,16 @@ def run_whole(module: str, work: Workload, clients: int) -> Whole:
         out, err = process.communicate()
         seconds = time.perf_counter() - begin
     if process.returncode:
-        last = err.decode(errors="replace").strip().splitlines()[-1:]
-        raise ConfigError(f"{module} failed: {''.join(last)}")
+        raise failure(module, err.decode(errors="replace"))
     told = json.loads(out.decode().strip().splitlines()[-1])
     rate = told["samples"] / statistics.median(told["rounds"])
     return Whole(seconds, rate, peak or None)
+
+
+def failure(what: str, complaints: str) -> ConfigError:
+    """Return the error for a process that failed: the last line of what it complained of."""
+    last = complaints.strip().splitlines()[-1:]
+    return ConfigError(f"{what} failed: {''.join(last)}")
 
 
 def arguments(work: Workload, clients: int) -> list[str]:

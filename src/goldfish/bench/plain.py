@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from goldfish.bench.child import arguments, parse
+from goldfish.bench.child import arguments, failure, parse
 from goldfish.bench.rounds import BATCH, RATE, Workload, load_images
-from goldfish.errors import ConfigError
 from goldfish.types import Examples
 
 SAMPLES = 20_000
@@ -67,8 +66,7 @@ def in_its_process(work: Workload) -> Iterator[Callable[[], float]]:
             except (BrokenPipeError, ValueError):
                 process.wait()
                 complaints.seek(0)
-                last = complaints.read().strip().splitlines()[-1:]
-                raise ConfigError(f"The plain loop failed: {''.join(last)}") from None
+                raise failure("The plain loop", complaints.read()) from None
 
         try:
             turn()  # it warms up
