@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError
-from goldfish.federation.in_process import _homes
+from goldfish.federation.in_process import _homes, _room
 from goldfish.params import digest
 from goldfish.training import LocalWorkspace
 from goldfish.types import Client, DeletionRequest
@@ -178,7 +178,7 @@ def test_an_unknown_device_is_refused_in_words(
 def test_homes_share_the_data_evenly(make_clients: MakeClients, small_net: type[nn.Module]) -> None:
     """60 samples and 20 for the first two clients; 20, 20 and 10 then go where there is less."""
     clients = make_clients((60, 20, 20, 20, 10))
-    first, second = (LocalWorkspace(small_net) for _ in range(2))
+    first, second = (_room([LocalWorkspace(small_net)]) for _ in range(2))
     homes = _homes(clients, [first, second])
     assert list(homes) == [client.id for client in clients]
     assert list(homes.values()) == [first, second, second, second, first]

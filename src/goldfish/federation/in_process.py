@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -99,11 +99,10 @@ class InProcess:
             LocalWorkspace(self.model, device, graphs=graphs, compiled=compiled)
             for _ in range(self.workers)
         ]
-        self._free: queue.SimpleQueue[LocalWorkspace] = queue.SimpleQueue()
-        for workspace in workspaces:
-            self._free.put(workspace)
+        self._anywhere = _room(workspaces)
         # What is recorded of a client's training on a GPU can be replayed where it was recorded.
-        self._homes = _homes(self._clients.values(), workspaces) if kind == "cuda" else {}
+        rooms = [_room([workspace]) for workspace in workspaces]
+        self._homes = _homes(self._clients.values(), rooms) if kind == "cuda" else {}
         self._executor: ThreadPoolExecutor | None = None
         self._split: dict[str, tuple[Sequence[DeletionRequest], Client]] = {}
         self._global_draws: bool | None = None
@@ -161,10 +160,11 @@ class InProcess:
 
     def _jobs(self, tasks: Sequence[Task]) -> list[_Job]:
         """Return what workers do: one task after the other where they have a home, else one."""
-        jobs: dict[LocalWorkspace | int, _Job] = {}
+        jobs: dict[_Room | int, _Job] = {}
         for place, task in enumerate(tasks):
             home = self._homes.get(task.client_id)
-            jobs.setdefault(home or place, _Job(home, [])).tasks.append((place, task))
+            job = jobs.setdefault(home or place, _Job(home or self._anywhere, []))
+            job.tasks.append((place, task))
         return list(jobs.values())
 
     def _work(
@@ -174,7 +174,7 @@ class InProcess:
         spool: Spool | None,
         end: threading.Event,
     ) -> list[tuple[int, Update | Failure]]:
-        workspace = job.home or self._free.get()
+        workspace = job.room.get()  # a round that was interrupted may still be at work there
         try:
             return [
                 (place, self._answer(task, steps, workspace, spool))
@@ -182,8 +182,7 @@ class InProcess:
                 if not end.is_set()
             ]
         finally:
-            if job.home is None:
-                self._free.put(workspace)
+            job.room.put(workspace)
 
     def _answer(
         self,
@@ -243,22 +242,30 @@ class InProcess:
         return False
 
 
+_Room: TypeAlias = queue.SimpleQueue[LocalWorkspace]
+"""Workspaces that nobody works in."""
+
+
 class _Job(NamedTuple):
     """Tasks, with their places among all, that one worker does one after the other."""
 
-    home: LocalWorkspace | None
-    """Where; None: where there is room."""
+    room: _Room
     tasks: list[tuple[int, Task]]
 
 
-def _homes(
-    clients: Iterable[Client], workspaces: Sequence[LocalWorkspace]
-) -> dict[str, LocalWorkspace]:
-    """Return a workspace for each client, so that all have about as much data to train on."""
-    loads = [(0, place) for place in range(len(workspaces))]
+def _room(workspaces: Iterable[LocalWorkspace]) -> _Room:
+    room: _Room = queue.SimpleQueue()
+    for workspace in workspaces:
+        room.put(workspace)
+    return room
+
+
+def _homes(clients: Iterable[Client], rooms: Sequence[_Room]) -> dict[str, _Room]:
+    """Return a room for each client, so that all have about as much data to train on."""
+    loads = [(0, place) for place in range(len(rooms))]
     homes = {}
     for client in clients:
         load, place = heapq.heappop(loads)
-        homes[client.id] = workspaces[place]
+        homes[client.id] = rooms[place]
         heapq.heappush(loads, (load + len(client.retained), place))
     return homes
