@@ -48,6 +48,7 @@ def test_a_run_leaves_everything_behind(
         "partition.json",
         "pinned.json",
         "report.html",
+        "requests.json",
         "result.json",
         "samples.json",
     ]

@@ -136,8 +136,6 @@ def test_an_unknown_sample_id_is_an_error_not_a_skipped_client(
     prepared: Prepare, test_set: TensorExamples, name: str
 ) -> None:
     """A request that cannot be honoured must not be passed over as one failed client."""
-    if goldfish.METHODS[name].name == "fed-recovery":
-        pytest.skip("fed-recovery removes all that the client contributed, and asks no client")
     request = DeletionRequest("client-1", sample_ids=["c1-0", "nobody"])
     with pytest.raises(goldfish.ConfigError, match="does not hold sample 'nobody'"):
         goldfish.unlearn(prepared(name), [request], method=name, rounds=1, test=test_set)

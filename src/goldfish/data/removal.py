@@ -17,29 +17,50 @@ from goldfish.types import Client, DeletionRequest, Examples
 _LARGEST_SHARE = 3, 4  # of a client's data that a deletion rate may take before the next one joins
 
 
-def split(client: Client, requests: Sequence[DeletionRequest]) -> Client:
-    """Return the client with its data split into retained and removed, for all its requests.
+def split(
+    client: Client,
+    requests: Sequence[DeletionRequest],
+    honoured: Sequence[DeletionRequest] = (),
+) -> Client:
+    """Return the client with its data split into retained, removed and gone.
 
-    Requests to other clients are passed over. Call it on the client as it was before any
-    deletion, with all requests so far: a client that is already split is refused.
+    Removed is what ``requests`` name and no earlier request did. Gone is what ``honoured``, the
+    earlier requests, name, and the rest of what the client has a tombstone for. Requests to other
+    clients are passed over. Call it on the client as it was before any deletion: a client that is
+    already split is refused.
     """
     own = [request for request in requests if request.client_id == client.id]
-    if not own:
+    earlier = [request for request in honoured if request.client_id == client.id]
+    tombstones = client.state.tombstones
+    if not own and not earlier and not tombstones:
         return client
-    if client.removed is not None:
+    if client.removed is not None or client.gone:
         raise ConfigError(
             f"Client {client.id!r} is split already. Split the original client by all requests."
         )
-    removed = torch.zeros(len(client.retained), dtype=torch.bool)
+    removed, before = (torch.zeros(len(client.retained), dtype=torch.bool) for _ in range(2))
     for request in own:
         removed |= _matches(client, request)
-    if not bool(removed.any()):
+    for request in earlier:
+        before |= _matches(client, request, may_be_missing=True)
+    removed &= ~before
+    if tombstones:
+        before |= torch.tensor([i in tombstones for i in client.retained.ids], dtype=torch.bool)
+    gone = before & ~removed
+    left_over = _named(own + earlier).union(tombstones).difference(client.retained.ids)
+    if not bool((removed | gone).any()) and not left_over:
         return client
+    ids = client.retained.ids
     return replace(
         client,
-        retained=Subset(client.retained, (~removed).nonzero().flatten()),
-        removed=Subset(client.retained, removed.nonzero().flatten()),
+        retained=Subset(client.retained, (~removed & ~gone).nonzero().flatten()),
+        removed=Subset(client.retained, removed.nonzero().flatten()) if removed.any() else None,
+        gone=(*(ids[place] for place in gone.nonzero().flatten().tolist()), *sorted(left_over)),
     )
+
+
+def _named(requests: Sequence[DeletionRequest]) -> set[str]:
+    return {sample_id for request in requests for sample_id in request.sample_ids or ()}
 
 
 def choose_rate(
@@ -110,16 +131,20 @@ def requests_for_samples(partition: Partition, sample_ids: Sequence[str]) -> lis
     return requests
 
 
-def _matches(client: Client, request: DeletionRequest) -> Tensor:
-    """Return a mask of the client's samples that one request names."""
+def _matches(client: Client, request: DeletionRequest, *, may_be_missing: bool = False) -> Tensor:
+    """Return a mask of the client's samples that one request names.
+
+    A sample that is missing is an error, unless it was asked for before: then its owner has deleted
+    it since.
+    """
     examples = client.retained
     if request.class_label is not None:
         return (examples.labels == request.class_label).cpu()
     if request.sample_ids is None:
         return torch.ones(len(examples), dtype=torch.bool)
     wanted = set(request.sample_ids)
-    missing = wanted.difference(examples.ids)
-    if missing:
+    missing = wanted.difference(examples.ids, client.state.tombstones)
+    if missing and not may_be_missing:
         raise ConfigError(
             f"Client {client.id!r} does not hold {_some(sorted(missing))}. Check the sample ids."
         )

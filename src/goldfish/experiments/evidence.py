@@ -30,7 +30,7 @@ from goldfish.experiments.quality import time_to_quality
 from goldfish.experiments.scenario import Scenario, select
 from goldfish.methods import deletion_kind
 from goldfish.training import LocalWorkspace, predict
-from goldfish.types import DeletionRequest, Params, Scalar
+from goldfish.types import DeletionRequest, NotHonoured, Params, Scalar
 from goldfish.version import __version__
 
 SCHEMA = 1
@@ -47,6 +47,8 @@ class Outcome:
     memo: Mapping[str, Scalar] = field(default_factory=dict)
     """What its last round remembered."""
     notes: Sequence[str] = ()
+    not_honoured: Sequence[NotHonoured] = ()
+    """Requests whose data is still in the model."""
     history_bytes: int = 0
     """Bytes that the server kept during the original training for this method."""
     preparation: Outcome | None = None
@@ -135,6 +137,14 @@ def collect_evidence(
             },
             "cost": sum((_cost(record) for record in rounds), kept).as_dict(),
             "notes": list(outcome.notes),
+            "not_honoured": [
+                {
+                    "client_id": lost.request.client_id,
+                    "kind": deletion_kind(lost.request),
+                    "reason": lost.reason,
+                }
+                for lost in outcome.not_honoured
+            ],
         }
         if prepared is not None:
             methods[name]["training"] = {
