@@ -368,6 +368,31 @@ def flower_doctor(
         raise typer.Exit(1)
 
 
+@flower_app.command("tombstones")
+def flower_tombstones(
+    state_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A node's state-dir.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The node's client-id.")],
+    lift: Annotated[
+        list[str] | None,
+        typer.Option("--lift", metavar="ID", help="Let the client use this sample again."),
+    ] = None,
+) -> None:
+    """List the samples that a client was asked to remove, and never uses again."""
+    _need_flower()
+    from goldfish.flower_app.store import ClientStore
+
+    if not state_dir.is_dir():
+        raise ConfigError(f"There is no state-dir {state_dir}.")
+    with ClientStore(state_dir) as store:
+        known = store.tombstones(client)
+        for sample in lift or ():
+            if sample not in known:
+                raise ConfigError(f"{client} was never asked to remove sample {sample!r}.")
+        store.lift(client, lift or ())
+        for sample in store.tombstones(client):
+            console.print(sample, markup=False, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
     sys.path.insert(0, "")  # a model of one's own may lie in the current folder

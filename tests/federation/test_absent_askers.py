@@ -83,11 +83,9 @@ def outcome(config: Config, out: Path, engine: Any) -> str:
     try:
         for _ in run_experiment(config, out, Machine(threads=1), engine=engine):
             pass
-    except QuorumError as error:
-        assert "Only 0 of 1 clients answered" in str(error)
+    except QuorumError:
         return "stops"
-    except ConfigError as error:
-        assert "cannot remove what client-1 asks for" in str(error)
+    except ConfigError:
         return "refused"
     (name,) = config.unlearning.methods
     method = json.loads((out / "result.json").read_text())["methods"][name]

@@ -53,10 +53,8 @@ def file(
     for label in dict.fromkeys(r.class_label for r in requests if r.class_label is not None):
         asked = [r.client_id for r in requests if r.class_label == label]
         if all(client in held and not held[client][f"class-{label}"] for client in asked):
-            who = asked[0] if len(asked) == 1 else "None of the clients that ask"
-            raise ConfigError(
-                f"{who} holds no sample of class {label}: there is nothing to remove."
-            )
+            holds = f"{asked[0]} holds no" if len(asked) == 1 else "No client that asks holds a"
+            raise ConfigError(f"{holds} sample of class {label}: there is nothing to remove.")
 
 
 def file_step(task: Task, client: Client, _workspace: Workspace) -> Update:
