@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from torch import nn
@@ -17,7 +18,7 @@ from goldfish.unlearning.optimization import partition_shards
 MakeClients = Callable[..., list[Client]]
 Net = type[nn.Module]
 REQUEST = DeletionRequest("client-1", sample_ids=["c1-0", "c1-9"])
-SETTINGS = {"rounds": 2, "batch_size": 8}
+SETTINGS: dict[str, Any] = {"rounds": 2, "batch_size": 8}
 
 
 def never_had(clients: list[Client], *ids: str) -> list[Client]:

@@ -246,7 +246,7 @@ def test_a_lost_file_of_ids_and_deleted_samples_do_not_block_a_resumed_run(tmp_p
     """Who holds what and who asks for what is stored with the run, and the bits stay the same."""
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 255, (90, 6, 6, 1)).astype(np.uint8)
-    data = {"x_train": pixels[:60], "y_train": np.arange(60) % 3}
+    data: dict[str, Any] = {"x_train": pixels[:60], "y_train": np.arange(60) % 3}
     data |= {"x_test": pixels[60:], "y_test": np.arange(30) % 3}
     data["ids_train"] = np.array([f"p{n}" for n in range(60)])
     np.savez(tmp_path / "data.npz", **data)
