@@ -130,3 +130,31 @@ def test_a_lost_history_file_says_what_to_delete(tmp_path: Path) -> None:
     run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
     with pytest.raises(StoreError, match=r"Delete .*origin\.safetensors"):
         run.load_history(3)
+
+
+def test_a_run_goes_on_whatever_the_text_of_its_configuration_looks_like(tmp_path: Path) -> None:
+    """Values are compared: runs from before another way of writing them go on."""
+    before = 'seed = 0\n\n[data]\nmembers = ["a", "b"]\n\n[deletion]\nrate = 0.1\nthen = []\n'
+    now = 'seed = 0\n\n[data]\nmembers = [\n    "a",\n    "b",\n]\n\n[deletion]\nrate = 1e-1\n'
+    now += "then = []\n"
+    run = RunDirectory.open(tmp_path / "run", before, resume=False)
+    RunDirectory.open(run.path, now, resume=True)
+    assert (run.path / "config.toml").read_text() == before
+    with pytest.raises(StoreError, match=r"data\.members is \['a', 'b'\] there and \['a'\] here"):
+        RunDirectory.open(run.path, now.replace('    "b",\n', ""), resume=True)
+
+
+def test_the_seeds_of_a_run_count(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", f"# seeds = [0, 1]\n{CONFIG}", resume=False)
+    RunDirectory.open(run.path, f"# seeds = [0, 1]\n{CONFIG}", resume=True)
+    with pytest.raises(StoreError, match=r"seeds is \[0, 1\] there and \[0\] here"):
+        RunDirectory.open(run.path, f"# seeds = [0]\n{CONFIG}", resume=True)
+    with pytest.raises(StoreError, match=r"seeds is \[0, 1\] there and not set here"):
+        RunDirectory.open(run.path, CONFIG, resume=True)
+
+
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    (run.path / "config.toml").write_text('[data]\npath = "\\ud83d\\udc1f"\n')
+    with pytest.raises(StoreError, match=r"config\.toml.*cannot be read.*choose another --out"):
+        RunDirectory.open(run.path, CONFIG, resume=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ class RunDirectory:
     def open(cls, path: Path, config: str, *, resume: bool) -> RunDirectory:
         """Start a run, or go on with one that has exactly this configuration.
 
-        ``config`` is the full resolved configuration as text. A directory that holds another
+        ``config`` is the full resolved configuration as TOML. A directory that holds another
         configuration, or files that are not a run, is refused.
         """
         run = cls(path)
@@ -70,10 +71,18 @@ class RunDirectory:
                 raise StoreError(f"{path} exists and is not a run directory. Choose another --out.")
             write_whole(written, config)
             return run
-        if written.read_text() != config:
+        try:
+            there = _settings(written.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise StoreError(
-                f"{path} belongs to another configuration ({_first_difference(written, config)}). "
-                "It was left as it is: choose another --out."
+                f"{written}, the configuration of a run, cannot be read: {error}. Mend it, or "
+                "choose another --out."
+            ) from error
+        difference = _first_difference(there, _settings(config))
+        if difference is not None:
+            raise StoreError(
+                f"{path} belongs to another configuration ({difference}). It was left as it is: "
+                "choose another --out."
             )
         if not resume:
             state = "finished" if (path / RESULT).exists() else "was interrupted"
@@ -171,23 +180,26 @@ class RunDirectory:
         return records
 
 
-def _first_difference(written: Path, config: str) -> str:
+def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     """Say which setting differs, by its full name."""
-    there, here = _settings(written.read_text()), _settings(config)
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
-            return (
-                f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
-            )
-    return "the two files differ"
+            was, now = (repr(s[name]) if name in s else "not set" for s in (there, here))
+            return f"{name} is {was} there and {now} here"
+    return None
 
 
-def _settings(text: str) -> dict[str, str]:
-    table, settings = "", {}
-    for line in text.splitlines():
-        if line.startswith("["):
-            table = line.strip("[]") + "."
-        elif "=" in line:
-            name, _, value = line.partition("=")
-            settings[table + name.strip()] = value.strip()
-    return settings
+def _settings(text: str) -> dict[str, Any]:
+    """Return all settings of a configuration by their full names.
+
+    The seeds of a run of several stand in a comment at the top, and count.
+    """
+    return dict(_flat(tomllib.loads(text.removeprefix("# ")), ""))
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
