@@ -126,6 +126,34 @@ def test_what_the_bits_depend_on_is_pinned(tmp_path: Path) -> None:
         run.pin({"threads": 2, "deletion": "abc"})
 
 
+HERE = {"device": "cpu", "torch": "2.13.0"}
+THERE = {"device": "cuda (NVIDIA H200)", "torch": "2.13.0"}
+
+
+def test_a_run_that_goes_on_elsewhere_asks_first_and_remembers(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    run.pin({"threads": 1})
+    assert run.pin_machine(HERE, elsewhere=False) == []
+    assert run.pin_machine(HERE, elsewhere=True) == []
+    before = (run.path / "pinned.json").read_bytes()
+    message = r"device was cpu and is cuda \(NVIDIA H200\) here\).*--elsewhere goes on here"
+    with pytest.raises(StoreError, match=message):
+        run.pin_machine(THERE, elsewhere=False)
+    assert (run.path / "pinned.json").read_bytes() == before
+    assert run.pin_machine(THERE, elsewhere=True) == [HERE]
+    assert run.pin_machine(THERE, elsewhere=False) == [HERE]
+    assert run.pin_machine(HERE, elsewhere=True) == [HERE, THERE]
+    run.pin({"threads": 1})
+
+
+def test_a_run_from_before_machines_were_pinned_goes_on(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    run.pin({"threads": 1})
+    assert run.pin_machine(THERE, elsewhere=False) == []
+    with pytest.raises(StoreError, match="was begun elsewhere"):
+        run.pin_machine(HERE, elsewhere=False)
+
+
 def test_a_lost_history_file_says_what_to_delete(tmp_path: Path) -> None:
     run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
     with pytest.raises(StoreError, match=r"Delete .*origin\.safetensors"):

@@ -15,7 +15,7 @@ from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, ordinary
 from goldfish.params import num_bytes
-from goldfish.store import Checkpoint, KeptHistory, RunDirectory, run_id_of, write_whole
+from goldfish.store import BEFORE, Checkpoint, KeptHistory, RunDirectory, run_id_of, write_whole
 from goldfish.training import Settings
 from goldfish.types import DeletionRequest, Federation, HistoryEntry, Round
 from goldfish.workflow import (
@@ -67,6 +67,7 @@ def run_experiment(
             "deletion": scenario.digest,
         }
     )
+    before = run.pin_machine(machine.facts, elsewhere=machine.elsewhere)
     if scenario.partition is not None:
         write_whole(out / "partition.json", scenario.partition.to_json())
     evaluator = Evaluator(scenario, machine.device)
@@ -93,6 +94,7 @@ def run_experiment(
             outcomes[name] = Diverged(str(error), records)
             yield Progress(name, len(records), config.unlearning.rounds, {"diverged": str(error)})
     result, samples = collect_evidence(config, scenario, outcomes, evaluator, federation)
+    result["environment"] |= machine.facts | ({BEFORE: before} if before else {})
     run.write_json("samples.json", samples)
     run.write_json("result.json", result)
 

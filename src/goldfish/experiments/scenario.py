@@ -25,7 +25,7 @@ from goldfish.data import partition as partitions
 from goldfish.errors import ConfigError, DataError, unknown
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.experiments.config import Config, Selection
-from goldfish.types import Client, DeletionRequest, ModelFactory
+from goldfish.types import Client, DeletionRequest, ModelFactory, Scalar
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,20 @@ class Machine:
     workers: int | None = None
     threads: int | None = None
     compiled: bool = False
+    elsewhere: bool = False
+    """A run that another machine began may go on here."""
+
+    @property
+    def facts(self) -> dict[str, Scalar]:
+        """What the last bits depend on beside what a user sets."""
+        device = torch.device(self.device).type
+        if device == "cuda":
+            device = f"cuda ({torch.cuda.get_device_name(self.device)})"
+        return {
+            "device": device,
+            "torch": str(torch.__version__),
+            "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        }
 
 
 def build_scenario(config: Config, machine: Machine) -> Scenario:

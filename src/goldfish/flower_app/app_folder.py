@@ -40,6 +40,8 @@ clientapp = "goldfish.flower_app.client_app:app"
 {device}
 # CPU threads of one client; another number may change the last bits of the result.
 {threads}
+# Whether a run that another machine began may go on here, where its last bits may differ.
+{elsewhere}
 # By this 'goldfish run' knows its own run's lines in the run directory; by hand it stays empty.
 {token}
 """
@@ -50,6 +52,7 @@ SETTINGS: Mapping[str, Scalar] = {
     "data-dir": "",
     "device": "cpu",
     "threads": 1,
+    "elsewhere": False,
     "token": "",
 }
 """The app's settings and their defaults."""

@@ -105,6 +105,7 @@ def run_on_flower(
                     "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
                     "device": machine.device,
                     "threads": machine.threads or 1,
+                    "elsewhere": machine.elsewhere,
                 }
             )
             yield from submission.follow()

@@ -6,7 +6,7 @@ import json
 import os
 import tomllib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from goldfish.store.files import write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
 
 CONFIG, METRICS, RESULT, PINNED = "config.toml", "metrics.jsonl", "result.json", "pinned.json"
+BEFORE = "machines_before"
+"""The name under which the machines stand that a run was on earlier."""
 
 
 def run_id_of(path: Path) -> str:
@@ -159,6 +161,34 @@ class RunDirectory:
                     f"{self.path} was started with another {name} ({before.get(name)}, now "
                     f"{value}). Use the same, or choose another --out."
                 )
+
+    def pin_machine(
+        self, facts: Mapping[str, Scalar], *, elsewhere: bool
+    ) -> Sequence[Mapping[str, Scalar]]:
+        """Remember the machine that the run is on; return the others that it was on before.
+
+        ``facts`` are what the last bits depend on there. Another machine than before is refused
+        unless ``elsewhere`` says that the run may go on there.
+        """
+        path = self.path / PINNED
+        pinned = json.loads(path.read_text()) if path.exists() else {}
+        last = {name: pinned[name] for name in facts if name in pinned}
+        changed = [name for name in last if last[name] != facts[name]]
+        before: list[Mapping[str, Scalar]] = pinned.get(BEFORE, [])
+        if changed and not elsewhere:
+            words = "; ".join(
+                f"{name} was {last[name]} and is {facts[name]} here" for name in changed
+            )
+            raise StoreError(
+                f"{self.path} was begun elsewhere ({words}), so the rest would not get the bits "
+                "that it gets there. Go on there, or choose the same device with --device; "
+                "--elsewhere goes on here, and the result says so."
+            )
+        if changed:
+            before = [*before, last]
+        if changed or len(last) < len(facts):
+            self.write_json(PINNED, {**pinned, **facts, **({BEFORE: before} if before else {})})
+        return before
 
     def checkpoint_path(self, phase: str) -> Path:
         """Return where a phase's checkpoint lies."""
