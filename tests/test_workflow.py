@@ -175,6 +175,52 @@ def test_a_second_call_does_not_start_from_what_the_first_left(
     assert digest(retrained.params) == digest(trained.params)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("goldfish", {"shards": 2}),
+        ("goldfish", {"shards": 2, "shard_mode": "isolated"}),
+        ("sisa", {"sisa_shards": 3}),
+    ],
+)
+def test_another_training_leaves_the_first_one_as_it_was(
+    make_clients: MakeClients,
+    small_net: type[nn.Module],
+    method: str,
+    settings: dict[str, Any],
+) -> None:
+    """Two trainings of one federation give what each gives in a federation of its own."""
+    options: dict[str, Any] = {"rounds": 2, "batch_size": 8, **settings}
+    options["method"] = "sisa" if method == "sisa" else None
+    more: dict[str, Any] = {} if method == "sisa" else {"adaptive_weights": False}
+
+    def train(federation: goldfish.InProcess, seed: int) -> goldfish.Trained:
+        return goldfish.train(federation, seed=seed, **options)
+
+    def result(trained: goldfish.Trained) -> tuple[str, int]:
+        done = goldfish.unlearn(trained, [REQUEST], method=method, rounds=2, **more)
+        return digest(done.params), done.cost.steps
+
+    alone = [goldfish.InProcess(make_clients(), small_net, threads=1) for _ in range(2)]
+    wanted = [result(train(federation, seed)) for seed, federation in enumerate(alone)]
+    shared = goldfish.InProcess(make_clients(), small_net, threads=1)
+    first, second = (train(shared, seed) for seed in (0, 1))
+    assert [result(trained) for trained in (first, second, first, second)] == wanted * 2
+    assert wanted[0] != wanted[1]
+
+
+def test_a_training_that_failed_leaves_the_one_before_as_it_was(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    trained = isolated(make_clients, small_net)
+    options: dict[str, Any] = {"rounds": 1, "adaptive_weights": False}
+    first = goldfish.unlearn(trained, [REQUEST], **options)
+    with pytest.raises(goldfish.DivergenceError):
+        goldfish.train(trained.federation, rounds=9, shards=2, learning_rate=1e12, batch_size=4)
+    again = goldfish.unlearn(trained, [REQUEST], **options)
+    assert digest(again.params) == digest(first.params)
+
+
 def test_two_federations_of_the_same_clients_share_nothing(
     make_clients: MakeClients, small_net: type[nn.Module]
 ) -> None:

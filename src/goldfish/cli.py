@@ -104,7 +104,7 @@ def demo(
     from goldfish.experiments.scenario import Machine
 
     config = load_config(DEMO, seed=seed)
-    machine = Machine(device=_resolve(device), workers=workers)
+    machine = Machine(device=_resolve(device), workers=workers, elsewhere=True)
     _run(config, out or Path("runs/demo"), machine, resume=True)
 
 
@@ -114,6 +114,13 @@ def run(
     out: Out = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")
+    ] = False,
+    elsewhere: Annotated[
+        bool,
+        typer.Option(
+            "--elsewhere",
+            help="With --resume: go on although device, PyTorch or CPU are not those of before.",
+        ),
     ] = False,
     set_: Annotated[
         list[str] | None,
@@ -139,7 +146,7 @@ def run(
     if config.is_dir():
         place, config = out or config, config / "config.toml"
     loaded = load_config(config, set_ or (), seed=seed)
-    machine = Machine(data_dir, _resolve(device), workers, threads, compile_)
+    machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
 
 

@@ -76,6 +76,9 @@ class Trained:
     """The method whose own training this was; None for ordinary training."""
     memo: Mapping[str, Scalar] = field(default_factory=dict)
     """What the last round of the training remembered."""
+    states: States | None = None
+    """What the clients kept when the training ended (shard models), as far as it lives in this
+    process: :func:`unlearn` gives it back to them first. None: what they keep by then."""
 
     @property
     def model(self) -> nn.Module:
@@ -141,7 +144,15 @@ def train(
         plan = training_plan(federation, checked, seed, scored, phase=f"{chosen.name}-training")
         rounds, params, _, memo = _collect(plan, chosen.prepare(plan, own), scored)
         return Trained(
-            federation, params, checked, seed, rounds, plan.phase, method=chosen.name, memo=memo
+            federation,
+            params,
+            checked,
+            seed,
+            rounds,
+            plan.phase,
+            method=chosen.name,
+            memo=memo,
+            states=federation.states(),
         )
     checked = TrainingSettings.parse(settings)
     plan = training_plan(federation, checked, seed, scored)
@@ -151,7 +162,9 @@ def train(
         needed = method_named(name)
         kept.update(needed.kept_rounds(needed.settings.parse(own_values), checked.rounds))
     rounds, params, history, _ = _collect(plan, ordinary.train(plan, plan.fresh), scored, kept)
-    return Trained(federation, params, checked, seed, rounds, history=history)
+    return Trained(
+        federation, params, checked, seed, rounds, history=history, states=federation.states()
+    )
 
 
 def unlearn(
@@ -165,6 +178,9 @@ def unlearn(
     **settings: Any,
 ) -> Unlearned:
     """Return a model without the data that the requests name.
+
+    ``trained`` stays as it is: the same call gives the same bits again, whatever the federation
+    has done in between.
 
     ``settings`` are those of the method (``temperature``, ``mu_c``, ...) and, to train
     differently than before, those of the training (``learning_rate``, ``local_epochs``, ...).
@@ -194,6 +210,8 @@ def unlearn(
         seed=trained.seed if seed is None else seed,
     )
     file(trained.federation, requests)
+    if trained.states is not None:
+        trained.federation.restore(trained.states)
     records, params, _, _ = _collect(plan, chosen.unlearn(plan, own), scored)
     lost = not_honoured(plan, [record.absent for record in records], params)
     for left in lost:

@@ -151,6 +151,31 @@ def test_one_and_two_workers_give_the_same_bits(
     assert without_times(result_of(one)["methods"]) == without_times(result_of(two)["methods"])
 
 
+def test_a_run_that_goes_on_with_another_cpu_asks_first_and_says_so(
+    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+) -> None:
+    """PyTorch without vector instructions gives other bits: it stands for another machine."""
+    settings = ("--set", "unlearning.rounds=1", "--set", "training.rounds=1", "--device", "cpu")
+    out, other = tmp_path / "out", {"ATEN_CPU_CAPABILITY": "default"}
+    assert goldfish_cli("run", config_file, "--out", out, *settings).returncode == 0
+    pinned = json.loads((out / "pinned.json").read_text())
+    assert pinned["device"] == "cpu"
+    assert pinned["torch"] == result_of(out)["environment"]["torch"]
+    (out / "checkpoints" / "goldfish.safetensors").unlink()
+    refused = goldfish_cli("run", out, "--resume", "--device", "cpu", env=other)
+    assert refused.returncode == 1
+    vectors = pinned["vector_instructions"]
+    said = " ".join(refused.stderr.split())
+    assert f"vector_instructions was {vectors} and is DEFAULT here" in said
+    done = goldfish_cli("run", out, "--resume", "--elsewhere", "--device", "cpu", env=other)
+    assert done.returncode == 0, done.stderr
+    facts = {name: pinned[name] for name in ("device", "torch", "vector_instructions")}
+    environment = result_of(out)["environment"]
+    assert environment["machines_before"] == [facts]
+    assert environment["vector_instructions"] == "DEFAULT"
+    assert "machines_before.1.vector_instructions" in (out / "report.html").read_text()
+
+
 def test_ctrl_c_says_how_to_go_on(command: list[str], config_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from goldfish.errors import ConfigError, DivergenceError
+from goldfish.errors import ConfigError, DivergenceError, StoreError
 from goldfish.experiments.config import Config
 from goldfish.flower_app.app_folder import SETTINGS
 from goldfish.flower_app.progress import LOG, read_lines
@@ -51,6 +51,21 @@ def test_it_runs_into_its_directory_and_tells_its_progress(
     start(grid, run_dir=out)  # finished: nothing is left to do, and no client is asked
     assert len(grid.tasks()) == asked
     assert read_lines(out / LOG, place)[0][-1] == {"done": True}
+
+
+def test_a_run_that_another_server_began_asks_first(
+    grid: Any, config_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    start(grid, run_dir=out, config=config_file)
+    pinned = json.loads((out / "pinned.json").read_text())
+    (out / "pinned.json").write_text(json.dumps({**pinned, "torch": "1.0"}))
+    with pytest.raises(StoreError, match=r"torch was 1\.0 and is .* here"):
+        start(grid, run_dir=out)
+    start(grid, run_dir=out, elsewhere=True)
+    environment = json.loads((out / "result.json").read_text())["environment"]
+    assert environment["torch"] == pinned["torch"]
+    assert [machine["torch"] for machine in environment["machines_before"]] == ["1.0"]
 
 
 def test_a_finished_run_waits_for_nobody(

@@ -173,10 +173,11 @@ def test_flowers_own_configuration_names_the_superlink() -> None:
 
 
 def test_the_app_folder_names_both_apps_and_all_settings(tmp_path: Path) -> None:
-    write_app_folder(tmp_path, {"run-dir": '/a "quoted" place', "threads": 2})
+    place = '/a "quoted" {token} place 🐟'
+    write_app_folder(tmp_path, {"run-dir": place, "threads": 2})
     written = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     app = written["tool"]["flwr"]["app"]
-    assert app["config"] == {**SETTINGS, "run-dir": '/a "quoted" place', "threads": 2}
+    assert app["config"] == {**SETTINGS, "run-dir": place, "threads": 2}
     for place in app["components"].values():
         module, _, name = place.partition(":")
         assert hasattr(importlib.import_module(module), name)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 
 from goldfish.errors import DeploymentError, StoreError
 from goldfish.flower_app.deployment import Deployment
@@ -69,3 +70,14 @@ def test_keys_that_do_not_suffice_are_refused_before_anything_starts(tmp_path: P
     with pytest.raises(StoreError, match=r"server\.key is not a readable private key"):
         Deployment(tmp_path / "state", 2, keys=made.folder)
     assert not (tmp_path / "state").exists()
+
+
+def test_a_nodes_settings_are_read_back_by_flower(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path / "a place 🐟", 1, data_dir=tmp_path)
+    command = list(deployment.children["node-1"].command)
+    assert parse_config_args([command[command.index("--node-config") + 1]]) == {
+        "partition-id": 0,
+        "num-partitions": 1,
+        "state-dir": str(tmp_path / "a place 🐟" / "node-1"),
+        "data-dir": str(tmp_path),
+    }

@@ -126,7 +126,63 @@ def test_what_the_bits_depend_on_is_pinned(tmp_path: Path) -> None:
         run.pin({"threads": 2, "deletion": "abc"})
 
 
+HERE = {"device": "cpu", "torch": "2.13.0"}
+THERE = {"device": "cuda (NVIDIA H200)", "torch": "2.13.0"}
+
+
+def test_a_run_that_goes_on_elsewhere_asks_first_and_remembers(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    run.pin({"threads": 1})
+    assert run.pin_machine(HERE, elsewhere=False) == []
+    assert run.pin_machine(HERE, elsewhere=True) == []
+    before = (run.path / "pinned.json").read_bytes()
+    message = r"device was cpu and is cuda \(NVIDIA H200\) here\).*--elsewhere goes on here"
+    with pytest.raises(StoreError, match=message):
+        run.pin_machine(THERE, elsewhere=False)
+    assert (run.path / "pinned.json").read_bytes() == before
+    assert run.pin_machine(THERE, elsewhere=True) == [HERE]
+    assert run.pin_machine(THERE, elsewhere=False) == [HERE]
+    assert run.pin_machine(HERE, elsewhere=True) == [HERE, THERE]
+    run.pin({"threads": 1})
+
+
+def test_a_run_from_before_machines_were_pinned_goes_on(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    run.pin({"threads": 1})
+    assert run.pin_machine(THERE, elsewhere=False) == []
+    with pytest.raises(StoreError, match="was begun elsewhere"):
+        run.pin_machine(HERE, elsewhere=False)
+
+
 def test_a_lost_history_file_says_what_to_delete(tmp_path: Path) -> None:
     run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
     with pytest.raises(StoreError, match=r"Delete .*origin\.safetensors"):
         run.load_history(3)
+
+
+def test_a_run_goes_on_whatever_the_text_of_its_configuration_looks_like(tmp_path: Path) -> None:
+    """Values are compared: runs from before another way of writing them go on."""
+    before = 'seed = 0\n\n[data]\nmembers = ["a", "b"]\n\n[deletion]\nrate = 0.1\nthen = []\n'
+    now = 'seed = 0\n\n[data]\nmembers = [\n    "a",\n    "b",\n]\n\n[deletion]\nrate = 1e-1\n'
+    now += "then = []\n"
+    run = RunDirectory.open(tmp_path / "run", before, resume=False)
+    RunDirectory.open(run.path, now, resume=True)
+    assert (run.path / "config.toml").read_text() == before
+    with pytest.raises(StoreError, match=r"data\.members is \['a', 'b'\] there and \['a'\] here"):
+        RunDirectory.open(run.path, now.replace('    "b",\n', ""), resume=True)
+
+
+def test_the_seeds_of_a_run_count(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", f"# seeds = [0, 1]\n{CONFIG}", resume=False)
+    RunDirectory.open(run.path, f"# seeds = [0, 1]\n{CONFIG}", resume=True)
+    with pytest.raises(StoreError, match=r"seeds is \[0, 1\] there and \[0\] here"):
+        RunDirectory.open(run.path, f"# seeds = [0]\n{CONFIG}", resume=True)
+    with pytest.raises(StoreError, match=r"seeds is \[0, 1\] there and not set here"):
+        RunDirectory.open(run.path, CONFIG, resume=True)
+
+
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = RunDirectory.open(tmp_path / "run", CONFIG, resume=False)
+    (run.path / "config.toml").write_text('[data]\npath = "\\ud83d\\udc1f"\n')
+    with pytest.raises(StoreError, match=r"config\.toml.*cannot be read.*choose another --out"):
+        RunDirectory.open(run.path, CONFIG, resume=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
+import tomli_w
 from pydantic import Field, model_validator
 
 from goldfish.errors import ConfigError, unknown
@@ -190,7 +190,7 @@ class Config:
 
     def to_toml(self) -> str:
         """Return the complete configuration as TOML; reading it gives the same configuration."""
-        return _toml(self.to_dict())
+        return tomli_w.dumps(self.to_dict())
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), *, seed: int | None = None) -> Config:
@@ -199,7 +199,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, seed: int | None =
     Paths inside the file are relative to it.
     """
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration file {path}.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -265,29 +265,3 @@ def _absolute(values: dict[str, Any], folder: Path) -> None:
     for entry, name in places:
         if isinstance(entry, dict) and isinstance(entry.get(name), str):
             entry[name] = str((folder / entry[name]).resolve())
-
-
-def _toml(values: Mapping[str, Any], table: str = "") -> str:
-    """Return plain values as TOML. JSON's notation of strings, numbers and lists is TOML too."""
-    arrays = {k: v for k, v in values.items() if isinstance(v, list) and v and _is_table(v[0])}
-    tables = {k: v for k, v in values.items() if _is_table(v)}
-    scalars = {k: v for k, v in values.items() if k not in arrays and k not in tables}
-    lines = [f"{_key(k)} = {json.dumps(v)}" for k, v in scalars.items()]
-    if table and (lines or not (tables or arrays)):
-        lines.insert(0, f"\n[{table}]")
-    text = "".join(f"{line}\n" for line in lines)
-    for name, inner in tables.items():
-        text += _toml(inner, f"{table}.{_key(name)}" if table else _key(name))
-    for name, entries in arrays.items():
-        for entry in entries:
-            text += f"\n[[{table}.{_key(name)}]]\n{_toml(entry)}"
-    return text
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _key(name: str) -> str:
-    bare = name.replace("-", "").replace("_", "")
-    return name if bare.isascii() and bare.isalnum() else json.dumps(name)

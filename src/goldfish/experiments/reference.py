@@ -6,7 +6,6 @@ import json
 import sys
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from goldfish.experiments.config import (
     DataSettings,
@@ -58,8 +57,10 @@ def _table(name: str, model: type[Settings]) -> str:
 
 
 def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return ""
     value = info.get_default(call_default_factory=True, validated_data={})
-    if value is None or value is PydanticUndefined:
+    if value is None:
         return ""
     shown = round(value, 6) if isinstance(value, float) else value
     return f"`{json.dumps(shown)}`"

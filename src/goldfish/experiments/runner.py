@@ -16,7 +16,7 @@ from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, not_honoured, ordinary
 from goldfish.methods.filing import file
 from goldfish.params import num_bytes
-from goldfish.store import CONFIG, Checkpoint, KeptHistory, RunDirectory, run_id_of
+from goldfish.store import BEFORE, CONFIG, Checkpoint, KeptHistory, RunDirectory, run_id_of
 from goldfish.training import Settings
 from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round
 from goldfish.workflow import (
@@ -71,6 +71,7 @@ def run_experiment(
             "deletion": scenario.digest,
         }
     )
+    before = run.pin_machine(machine.facts, elsewhere=machine.elsewhere)
     scenario.save(out)
     _refuse_missing(scenario, run)
     evaluator = Evaluator(scenario, machine.device)
@@ -97,6 +98,7 @@ def run_experiment(
             outcomes[name] = Diverged(str(error), records)
             yield Progress(name, len(records), config.unlearning.rounds, {"diverged": str(error)})
     result, samples = collect_evidence(config, scenario, outcomes, evaluator, federation)
+    result["environment"] |= machine.facts | ({BEFORE: before} if before else {})
     run.write_json("samples.json", samples)
     run.write_json("result.json", result)
 

@@ -28,7 +28,7 @@ from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.experiments.config import Config, DeletionSettings, Selection
 from goldfish.methods import deletion_kind
 from goldfish.store import write_whole
-from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory
+from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory, Scalar
 
 PARTITION, REQUESTS = "partition.json", "requests.json"
 
@@ -101,6 +101,20 @@ class Machine:
     workers: int | None = None
     threads: int | None = None
     compiled: bool = False
+    elsewhere: bool = False
+    """A run that another machine began may go on here."""
+
+    @property
+    def facts(self) -> dict[str, Scalar]:
+        """What the last bits depend on beside what a user sets."""
+        device = torch.device(self.device).type
+        if device == "cuda":
+            device = f"cuda ({torch.cuda.get_device_name(self.device)})"
+        return {
+            "device": device,
+            "torch": str(torch.__version__),
+            "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        }
 
 
 @dataclass(frozen=True)

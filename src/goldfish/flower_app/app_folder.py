@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+
+import tomli_w
 
 from goldfish.store import write_whole
 from goldfish.types import Scalar
@@ -15,7 +17,7 @@ APP = """\
 # the same version; this folder only says what to run.
 [project]
 name = "goldfish-app"
-version = "{version}"
+{version}
 description = "Federated unlearning with Goldfish"
 license = "Apache-2.0"
 dependencies = []
@@ -29,17 +31,19 @@ clientapp = "goldfish.flower_app.client_app:app"
 
 [tool.flwr.app.config]
 # Where the server keeps the run: an absolute path on the server. An interrupted run goes on.
-run-dir = {run-dir}
+{run-dir}
 # The configuration of a new run: a file of this folder, or an absolute path on the server.
-config = {config}
+{config}
 # Where the server finds the datasets; empty: $GOLDFISH_DATA.
-data-dir = {data-dir}
+{data-dir}
 # Where the server's models run: cpu or cuda. Each node has a device of its own in its node-config.
-device = {device}
+{device}
 # CPU threads of one client; another number may change the last bits of the result.
-threads = {threads}
+{threads}
+# Whether a run that another machine began may go on here, where its last bits may differ.
+{elsewhere}
 # By this 'goldfish run' knows its own run's lines in the run directory; by hand it stays empty.
-token = {token}
+{token}
 """
 
 SETTINGS: Mapping[str, Scalar] = {
@@ -48,6 +52,7 @@ SETTINGS: Mapping[str, Scalar] = {
     "data-dir": "",
     "device": "cpu",
     "threads": 1,
+    "elsewhere": False,
     "token": "",
 }
 """The app's settings and their defaults."""
@@ -55,8 +60,7 @@ SETTINGS: Mapping[str, Scalar] = {
 
 def write_app_folder(folder: Path, settings: Mapping[str, Scalar]) -> None:
     """Write the app's ``pyproject.toml`` into ``folder``, with these settings."""
-    values = {name: json.dumps(value) for name, value in {**SETTINGS, **settings}.items()}
-    text = APP
-    for name, value in {**values, "version": __version__}.items():
-        text = text.replace(f"{{{name}}}", value)
+    values = {"version": __version__, **SETTINGS, **settings}
+    lines = {name: tomli_w.dumps({name: value}).strip() for name, value in values.items()}
+    text = re.sub(r"\{([\w-]+)\}", lambda found: lines[found[1]], APP)
     write_whole(folder / "pyproject.toml", text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import sys
@@ -12,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import tomli_w
 
 from goldfish.errors import ConfigError, DeploymentError, StoreError
 from goldfish.federation.settings import FlowerSettings
@@ -301,7 +302,8 @@ class Deployment:
         }
         if self._data_dir is not None:
             settings["data-dir"] = str(self._data_dir.resolve())
-        return " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        lines = tomli_w.dumps(settings).splitlines()
+        return " ".join(line.replace(" = ", "=", 1) for line in lines)  # as Flower wants them
 
     def _environment(self, home: Path) -> dict[str, str]:
         """Return the environment of a child: a Flower home of its own, commands on the PATH."""

@@ -120,7 +120,9 @@ def _flower_home() -> str:
         return f"{config} does not exist yet; 'goldfish flower up' writes one of its own"
     try:
         names = [
-            n for n in tomllib.loads(config.read_text()).get("superlink", {}) if n != "default"
+            n
+            for n in tomllib.loads(config.read_text("utf-8")).get("superlink", {})
+            if n != "default"
         ]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
         raise DeploymentError(

@@ -40,6 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         data_dir=_path(settings, "data-dir"),
         device=str(settings.get("device") or "cpu"),
         threads=int(settings.get("threads") or 1),
+        elsewhere=bool(settings.get("elsewhere")),
     )
     config = _config(settings, run_dir)
     if not (run_dir / CONFIG).exists():

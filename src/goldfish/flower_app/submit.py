@@ -8,7 +8,6 @@ a child process: ``flwr run``, ``flwr stop``.
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 import re
@@ -21,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from goldfish import errors
 from goldfish.data.sources import ENVIRONMENT_VARIABLE
@@ -104,6 +105,7 @@ def run_on_flower(
                     "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
                     "device": machine.device,
                     "threads": machine.threads or 1,
+                    "elsewhere": machine.elsewhere,
                 }
             )
             yield from submission.follow()
@@ -289,22 +291,12 @@ class Submission:
 
 def connection(settings: FlowerSettings) -> str:
     """Return Flower's own configuration for the SuperLink that the settings name."""
-    lines = [
-        "[superlink]",
-        f'default = "{CONNECTION}"',
-        f"[superlink.{CONNECTION}]",
-        f"address = {_quoted(str(settings.superlink))}",
-    ]
+    own: dict[str, str | bool] = {"address": str(settings.superlink)}
     if settings.insecure:
-        lines.append("insecure = true")
+        own["insecure"] = True
     if settings.root_certificates is not None:
-        lines.append(f"root-certificates = {_quoted(settings.root_certificates)}")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML string, which is a JSON string but for characters beyond 16 bits."""
-    return json.dumps(text, ensure_ascii=False)
+        own["root-certificates"] = settings.root_certificates
+    return tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: own}})
 
 
 def error_named(name: str, message: str) -> GoldfishError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from goldfish.store.files import write_whole
-from goldfish.store.runs import CONFIG, RESULT, KeptHistory, RunDirectory, run_id_of
+from goldfish.store.runs import BEFORE, CONFIG, RESULT, KeptHistory, RunDirectory, run_id_of
 
 __all__ = [
+    "BEFORE",
     "CONFIG",
     "RESULT",
     "Checkpoint",

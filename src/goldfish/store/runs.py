@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from goldfish.store.files import write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
 
 CONFIG, METRICS, RESULT, PINNED = "config.toml", "metrics.jsonl", "result.json", "pinned.json"
+BEFORE = "machines_before"
+"""The name under which the machines stand that a run was on earlier."""
 
 
 def run_id_of(path: Path) -> str:
@@ -60,7 +63,7 @@ class RunDirectory:
     def open(cls, path: Path, config: str, *, resume: bool) -> RunDirectory:
         """Start a run, or go on with one that has exactly this configuration.
 
-        ``config`` is the full resolved configuration as text. A directory that holds another
+        ``config`` is the full resolved configuration as TOML. A directory that holds another
         configuration, or files that are not a run, is refused.
         """
         run = cls(path)
@@ -70,10 +73,18 @@ class RunDirectory:
                 raise StoreError(f"{path} exists and is not a run directory. Choose another --out.")
             write_whole(written, config)
             return run
-        if written.read_text() != config:
+        try:
+            there = _settings(written.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise StoreError(
-                f"{path} belongs to another configuration ({_first_difference(written, config)}). "
-                "It was left as it is: choose another --out."
+                f"{written}, the configuration of a run, cannot be read: {error}. Mend it, or "
+                "choose another --out."
+            ) from error
+        difference = _first_difference(there, _settings(config))
+        if difference is not None:
+            raise StoreError(
+                f"{path} belongs to another configuration ({difference}). It was left as it is: "
+                "choose another --out."
             )
         if not resume:
             state = "finished" if (path / RESULT).exists() else "was interrupted"
@@ -151,6 +162,34 @@ class RunDirectory:
                     f"{value}). Use the same, or choose another --out."
                 )
 
+    def pin_machine(
+        self, facts: Mapping[str, Scalar], *, elsewhere: bool
+    ) -> Sequence[Mapping[str, Scalar]]:
+        """Remember the machine that the run is on; return the others that it was on before.
+
+        ``facts`` are what the last bits depend on there. Another machine than before is refused
+        unless ``elsewhere`` says that the run may go on there.
+        """
+        path = self.path / PINNED
+        pinned = json.loads(path.read_text()) if path.exists() else {}
+        last = {name: pinned[name] for name in facts if name in pinned}
+        changed = [name for name in last if last[name] != facts[name]]
+        before: list[Mapping[str, Scalar]] = pinned.get(BEFORE, [])
+        if changed and not elsewhere:
+            words = "; ".join(
+                f"{name} was {last[name]} and is {facts[name]} here" for name in changed
+            )
+            raise StoreError(
+                f"{self.path} was begun elsewhere ({words}), so the rest would not get the bits "
+                "that it gets there. Go on there, or choose the same device with --device; "
+                "--elsewhere goes on here, and the result says so."
+            )
+        if changed:
+            before = [*before, last]
+        if changed or len(last) < len(facts):
+            self.write_json(PINNED, {**pinned, **facts, **({BEFORE: before} if before else {})})
+        return before
+
     def checkpoint_path(self, phase: str) -> Path:
         """Return where a phase's checkpoint lies."""
         return self.path / "checkpoints" / f"{phase}.safetensors"
@@ -171,23 +210,26 @@ class RunDirectory:
         return records
 
 
-def _first_difference(written: Path, config: str) -> str:
+def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     """Say which setting differs, by its full name."""
-    there, here = _settings(written.read_text()), _settings(config)
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
-            return (
-                f"{name} is {there.get(name, 'not set')} there and {here.get(name, 'not set')} here"
-            )
-    return "the two files differ"
+            was, now = (repr(s[name]) if name in s else "not set" for s in (there, here))
+            return f"{name} is {was} there and {now} here"
+    return None
 
 
-def _settings(text: str) -> dict[str, str]:
-    table, settings = "", {}
-    for line in text.splitlines():
-        if line.startswith("["):
-            table = line.strip("[]") + "."
-        elif "=" in line:
-            name, _, value = line.partition("=")
-            settings[table + name.strip()] = value.strip()
-    return settings
+def _settings(text: str) -> dict[str, Any]:
+    """Return all settings of a configuration by their full names.
+
+    The seeds of a run of several stand in a comment at the top, and count.
+    """
+    return dict(_flat(tomllib.loads(text.removeprefix("# ")), ""))
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
