@@ -499,25 +499,46 @@ def _state(record: Mapping[str, Any]) -> str:
         return "diverged"
     if "accuracy" not in record:
         return ""
-    success = record["backdoor_success"]
-    backdoor = "" if success is None else f", backdoor {success:.1f} %"
-    return f"accuracy {record['accuracy']:.1f} %{backdoor}"
+    tests = (
+        ("backdoor", "backdoor_success", "{:.1f} %"),
+        ("removed class", "removed_class_accuracy", "{:.1f} %"),
+        ("memory gap", "memory_gap", "{:+.3f}"),
+    )
+    found = [
+        f", {name} {form.format(record[key])}"
+        for name, key, form in tests
+        if record.get(key) is not None
+    ]
+    return f"accuracy {record['accuracy']:.1f} %{''.join(found[:1])}"
 
 
 def _print_result(out: Path) -> None:
-    from goldfish.report import SHORT, headline, read_run, summary_rows, table, write_report
+    from goldfish.report import (
+        SHORT,
+        headline,
+        image_counts,
+        judged_rows,
+        read_run,
+        table,
+        write_report,
+    )
+    from goldfish.report.verdicts import not_honoured
 
     result = read_run(out).result
     page = write_report(out)
-    headings, rows = table(summary_rows(result), SHORT)
+    judged = judged_rows(result)
+    headings, rows = table(judged, SHORT)
     _print_table(headings, rows)
     told = headline(result)
-    for sentence in (told.verdict, told.asked, *told.sentences):
+    console.print(image_counts(result), markup=False, style="dim")
+    console.print(told.verdict, markup=False, style="bold")
+    for sentence in (told.asked, *told.sentences):
         console.print(sentence, markup=False)
     console.print(f"Report: {page}", markup=False, soft_wrap=True)
-    diverged = [m["diverged"] for m in result["methods"].values() if "diverged" in m]
-    if diverged:
-        _print_error("\n".join(diverged))
+    failed = [row.diverged for row in judged if row.diverged]
+    failed += [sentence for row in judged for sentence in not_honoured(row.method, row)]
+    if failed:
+        _print_error("\n".join(failed))
         sys.exit(1)
 
 

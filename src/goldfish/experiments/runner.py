@@ -11,7 +11,8 @@ from goldfish.errors import DivergenceError, StoreError
 from goldfish.evaluation import round_cost
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import EngineFactory, in_process
-from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_evidence
+from goldfish.experiments.evaluator import Evaluator
+from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, not_honoured, ordinary
 from goldfish.methods.filing import file
@@ -85,11 +86,14 @@ def run_experiment(
     )
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
     trained = Trained(federation, origin.params, config.training, config.seed, history=history)
-    for name, method in methods.items():
+    for name in sorted(methods, key=lambda name: name != "retrain"):  # the yardstick goes first
+        method = methods[name]
         try:
             outcome = yield from _run_method(
                 config, scenario, method, trained, origin, run, evaluator
             )
+            if name == "retrain":
+                evaluator.compare_with(outcome.params)
             own = sum(r["history_bytes"] for r in origin.records if r["round"] in kept[name])
             outcomes[name] = replace(outcome, history_bytes=own)
         except DivergenceError as error:
@@ -277,11 +281,9 @@ def _run_phase(
             before, params, memo = params, this.params, this.memo
             kept = states_of(plan.federation, plan.phase)
             cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
-            measured = evaluator.measure(params)
-            measured.pop("per_class")
             record = {
                 "round": this.index,
-                **measured,
+                **evaluator.measure_round(params, plan.requests),
                 **cost.as_dict(),
                 "failures": [asdict(failure) for failure in this.failures],
                 "absent": list(this.absent),
