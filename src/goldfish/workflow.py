@@ -192,6 +192,7 @@ def unlearn(
         test=scored,
         seed=trained.seed if seed is None else seed,
     )
+    trained.federation.check_requests(requests)
     if trained.states is not None:
         trained.federation.restore(trained.states)
     records, params, _, _ = _collect(plan, chosen.unlearn(plan, own), scored)

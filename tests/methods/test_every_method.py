@@ -136,11 +136,26 @@ def test_an_unknown_sample_id_is_an_error_not_a_skipped_client(
     prepared: Prepare, test_set: TensorExamples, name: str
 ) -> None:
     """A request that cannot be honoured must not be passed over as one failed client."""
-    if goldfish.METHODS[name].name == "fed-recovery":
-        pytest.skip("fed-recovery removes all that the client contributed, and asks no client")
     request = DeletionRequest("client-1", sample_ids=["c1-0", "nobody"])
     with pytest.raises(goldfish.ConfigError, match="does not hold sample 'nobody'"):
         goldfish.unlearn(prepared(name), [request], method=name, rounds=1, test=test_set)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "class" in goldfish.METHODS[n].deletions])
+def test_a_class_that_nobody_holds_is_an_error(
+    prepared: Prepare, test_set: TensorExamples, name: str
+) -> None:
+    trained = prepared(name)
+
+    def unlearn(*clients: str) -> None:
+        requests = [DeletionRequest(client, class_label=77) for client in clients]
+        goldfish.unlearn(trained, requests, method=name, rounds=1, test=test_set)
+
+    words = r"Client 'client-1' holds no sample of class 77.* Held are the classes 0, 1, 2\."
+    with pytest.raises(goldfish.ConfigError, match=words):
+        unlearn("client-1")
+    with pytest.raises(goldfish.ConfigError, match="None of the 3 clients that were asked holds"):
+        unlearn("client-1", "client-2", "client-3")
 
 
 def test_what_a_method_needs_must_have_been_kept(

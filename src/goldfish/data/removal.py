@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,8 +20,9 @@ _LARGEST_SHARE = 3, 4  # of a client's data that a deletion rate may take before
 def split(client: Client, requests: Sequence[DeletionRequest]) -> Client:
     """Return the client with its data split into retained and removed, for all its requests.
 
-    Requests to other clients are passed over. Call it on the client as it was before any
-    deletion, with all requests so far: a client that is already split is refused.
+    Requests to other clients are passed over, and so is a class that this client does not hold
+    (:func:`refuse_unmatched` sees that another one does). Call it on the client as it was before
+    any deletion, with all requests so far: a client that is already split is refused.
     """
     own = [request for request in requests if request.client_id == client.id]
     if not own:
@@ -40,6 +41,45 @@ def split(client: Client, requests: Sequence[DeletionRequest]) -> Client:
         retained=Subset(client.retained, (~removed).nonzero().flatten()),
         removed=Subset(client.retained, removed.nonzero().flatten()),
     )
+
+
+def refuse_unmatched(clients: Iterable[Client], requests: Sequence[DeletionRequest]) -> None:
+    """Raise where a request names nothing that is there: nothing would be removed.
+
+    Samples must all be held by the client that is asked. A class may be asked of several clients,
+    as by :func:`requests_for_class`: one of them must hold a sample of it, the others need not.
+    """
+    by_id = {client.id: client for client in clients}
+    asked: dict[int, list[Client]] = {}
+    for request in requests:
+        client = by_id[request.client_id]
+        if request.class_label is not None:
+            asked.setdefault(request.class_label, []).append(client)
+        elif not bool(_matches(client, request).any()):
+            raise ConfigError(f"Client {client.id!r} has no samples: there is nothing to remove.")
+    for label, holders in asked.items():
+        held = sorted({int(i) for client in holders for i in client.retained.labels.unique()})
+        if label not in held:
+            classes = ", ".join(map(str, held)) or "none"
+            raise no_such_class(label, [c.id for c in holders], f" Held are the classes {classes}.")
+
+
+def no_such_class(label: int, asked: Sequence[str], more: str = "") -> ConfigError:
+    """Return the error of a class that no client holds that was asked to remove it."""
+    who = f"Client {asked[0]!r}" if len(asked) == 1 else f"None of the {len(asked)} clients"
+    holds = "holds no sample" if len(asked) == 1 else "that were asked holds a sample"
+    return ConfigError(f"{who} {holds} of class {label}: nothing would be removed.{more}")
+
+
+def held_metric(label: int) -> str:
+    """Return the name under which a client answers how much it holds of a class asked for."""
+    return f"held_of_class_{label}"
+
+
+def held_of_classes(examples: Examples, requests: Sequence[DeletionRequest]) -> dict[str, float]:
+    """Return how many of a client's samples are of each class that the requests name."""
+    labels = [r.class_label for r in requests if r.class_label is not None]
+    return {held_metric(label): int((examples.labels == label).sum()) for label in labels}
 
 
 def choose_rate(
@@ -81,7 +121,10 @@ def choose_rate(
 
 
 def requests_for_class(partition: Partition, label: int) -> list[DeletionRequest]:
-    """Return a request to every client to remove all of its samples of one class."""
+    """Return a request to every client to remove all of its samples of one class.
+
+    Clients that hold none of it answer all the same; that nobody does is an error.
+    """
     return [DeletionRequest(client_id, class_label=label) for client_id in partition.clients]
 
 

@@ -56,6 +56,7 @@ def run_experiment(
     scenario = build_scenario(config, machine)
     run_id = run_id_of(out)
     federation = engine(scenario, machine, run_id)
+    federation.check_requests(scenario.requests)
     training = _checked_plan(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
     run = RunDirectory.open(out, config.to_toml(), resume=resume)

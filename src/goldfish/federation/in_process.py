@@ -149,6 +149,10 @@ class InProcess:
             client.state.arrays.clear()
             client.state.arrays.update(states.get(client.id, {}))
 
+    def check_requests(self, requests: Sequence[DeletionRequest]) -> None:
+        """Raise where a request names nothing that a client holds."""
+        removal.refuse_unmatched(self._clients.values(), requests)
+
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep under the name of a phase."""
         return sum(

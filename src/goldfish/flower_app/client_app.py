@@ -108,7 +108,9 @@ def carry_out(task: Task, setup: ClientSetup, state: StoredState, node: Node) ->
     workspace = LocalWorkspace(setup.model.factory(), node.device)
     purpose = (str(task.config.get("round")), task.client_id)
     with seeded_globally(int(task.config["seed"]), *purpose), workspace.active():
-        return STEPS[task.step](task, client, workspace)
+        update = STEPS[task.step](task, client, workspace)
+    held = removal.held_of_classes(examples, task.requests)
+    return replace(update, metrics={**update.metrics, **held})
 
 
 def examples_of(setup: ClientSetup, node: Node) -> Subset:

@@ -271,7 +271,7 @@ def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
         notes.append(
             "Clients that asked to remove samples lost all that they ever contributed, also what "
             "the samples that they keep had taught; 'retrained' means without these clients. "
-            "Nobody was asked, so nobody has checked that the samples exist."
+            "No client was asked: across machines nobody has checked that the samples exist."
         )
     return notes
 
