@@ -88,9 +88,10 @@ class TextClassifier(nn.Module):
 def test_a_text_classifier_learns_from_token_ids_and_unlearns(layer: type[nn.Module]) -> None:
     """Its words are integers, in memory and out of a dataset that is read one by one."""
     results = []
-    for wrap in (list, None):
-        data = [texts(150, seed) if wrap is None else wrap(texts(150, seed)) for seed in (1, 2)]
-        clients = [Client(name, cast("Any", own)) for name, own in zip("ab", data, strict=True)]
+    for in_memory in (True, False):
+        data: list[Any] = [texts(150, seed) for seed in (1, 2)]
+        own = data if in_memory else [[each[i] for i in range(len(each))] for each in data]
+        clients = [Client(name, each) for name, each in zip("ab", own, strict=True)]
         federation = goldfish.InProcess(clients, lambda: TextClassifier(layer))
         options: dict[str, Any] = {"learning_rate": 0.5, "batch_size": 10, "test": texts(100, 3)}
         trained = goldfish.train(federation, rounds=10, **options)

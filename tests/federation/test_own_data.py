@@ -87,7 +87,7 @@ def forget_class_1(path: Path) -> None:
     """Write a ward's file again, with another class instead."""
     own = dict(np.load(path))
     own["y_train"] = np.where(own["y_train"] == 1, 2, own["y_train"])
-    np.savez(path, **own)  # type: ignore[arg-type]
+    np.savez(path, **own)
 
 
 def test_a_class_that_no_client_holds_ends_the_run(
