@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,3 +82,56 @@ def alone() -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / "goldfish-deployment-test.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def find_processes(folder: Path) -> dict[int, str]:
+    """Return the ids and commands of all processes whose Flower home lies in ``folder``.
+
+    They are found wherever they hang in the tree of processes, orphans too.
+    """
+    mark = f"FLWR_HOME={folder}/".encode()
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes()
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if mark in environment:
+            found[int(process.name)] = command
+    return found
+
+
+@pytest.fixture
+def processes_of(tmp_path: Path) -> Iterator[Callable[[Path], dict[int, str]]]:
+    """Return a function that finds a deployment's processes; afterwards none is left."""
+    yield find_processes
+    for pid in find_processes(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def end_as_usual() -> None:
+    """Undo what nohup and a shell's background do to a process, and so to what it starts."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def start_process(
+    processes_of: Callable[[Path], dict[int, str]],
+) -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """Return a function that starts a process; it and what it started end with the test."""
+    started: list[subprocess.Popen[Any]] = []
+
+    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        started.append(subprocess.Popen(command, preexec_fn=end_as_usual, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with process:  # closes its pipes
+            process.terminate()  # it may have started others that it can end itself
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()

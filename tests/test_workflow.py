@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 import goldfish
 from goldfish.data import TensorExamples
@@ -64,6 +64,66 @@ def test_any_torch_dataset_gives_the_bits_of_the_tensors(
     slow = [Client(c.id, Slow(c.retained)) for c in fast]  # type: ignore[arg-type]
     results = [goldfish.train(goldfish.InProcess(c, small_net), rounds=2) for c in (fast, slow)]
     assert digest(results[0].params) == digest(results[1].params)
+
+
+def texts(count: int, seed: int) -> TensorDataset:
+    """Return sentences of six words out of twenty; class 1 are those with the word 7."""
+    words = torch.randint(0, 20, (count, 6), generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(words, (words == 7).any(dim=1).long())
+
+
+class TextClassifier(nn.Module):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.words = layer(20, 8)
+        self.out = nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        words: Tensor = self.words(inputs)
+        logits: Tensor = self.out(words if words.dim() == 2 else words.sum(dim=1))
+        return logits
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_a_text_classifier_learns_from_token_ids_and_unlearns(layer: type[nn.Module]) -> None:
+    """Its words are integers, in memory and out of a dataset that is read one by one."""
+    results = []
+    for in_memory in (True, False):
+        data: list[Any] = [texts(150, seed) for seed in (1, 2)]
+        own = data if in_memory else [[each[i] for i in range(len(each))] for each in data]
+        clients = [Client(name, each) for name, each in zip("ab", own, strict=True)]
+        federation = goldfish.InProcess(clients, lambda: TextClassifier(layer))
+        options: dict[str, Any] = {"learning_rate": 0.5, "batch_size": 10, "test": texts(100, 3)}
+        trained = goldfish.train(federation, rounds=10, **options)
+        request = DeletionRequest("a", sample_ids=["3", "4"])
+        results.append(goldfish.unlearn(trained, [request], rounds=10, **options))
+    last = results[0].rounds[-1]
+    assert last.scores is not None
+    assert last.scores.accuracy > 90
+    assert not last.failures
+    assert digest(results[0].params) == digest(results[1].params)
+
+
+def test_text_cannot_be_augmented() -> None:
+    federation = goldfish.InProcess(
+        [Client("a", cast("Any", texts(20, 1)))], lambda: TextClassifier(nn.EmbeddingBag)
+    )
+    with pytest.raises(goldfish.ConfigError, match=r"a in round 1 .* torch.int64 .* augment off"):
+        goldfish.train(federation, rounds=1, augment=True)
+
+
+def test_without_a_test_set_clients_are_weighed_by_size(
+    trained: goldfish.Trained, test_set: TensorExamples
+) -> None:
+    result = goldfish.unlearn(trained, [REQUEST], rounds=2)
+    by_size = goldfish.unlearn(trained, [REQUEST], rounds=2, adaptive_weights=False)
+    assert digest(result.params) == digest(by_size.params)
+    (note,) = result.notes
+    assert note.startswith("Clients were weighed by their number of samples")
+    assert not by_size.notes
+    assert not goldfish.unlearn(trained, [REQUEST], rounds=1, test=test_set).notes
+    with pytest.raises(goldfish.ConfigError, match="server's test set: pass one"):
+        goldfish.unlearn(trained, [REQUEST], rounds=1, adaptive_weights=True)
 
 
 def test_settings_of_training_and_method_are_told_apart(

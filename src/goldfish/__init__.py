@@ -1,15 +1,18 @@
 """Goldfish: remove data from a federated model, fast, and show that it is gone.
 
-The names below are the library's public surface. They are imported when first used, so that
-``import goldfish`` and the command line's help do not wait for PyTorch.
+The names below are the library's public surface. They are imported when first used, as are its
+modules (``goldfish.data``), so that ``import goldfish`` and the command line's help do not wait for
+PyTorch.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from goldfish import data as data
     from goldfish.errors import (
         ConfigError,
         DataError,
@@ -69,6 +72,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'goldfish' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"goldfish.{name}"):
+        return importlib.import_module(f"goldfish.{name}")
+    raise AttributeError(f"module 'goldfish' has no attribute {name!r}")

@@ -213,7 +213,7 @@ class HalfCopy(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the model says, computed with the copies."""
-        if inputs.dim() == 4:
+        if inputs.dim() == 4 and inputs.is_floating_point():
             inputs = inputs.to(torch.bfloat16, memory_format=torch.channels_last)
         said: Tensor = functional_call(self.model, self._copies, (inputs,))
         return said.float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -34,7 +35,7 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs (float32) and the labels (int64) at ``positions``."""
+        """Return the inputs (float32, or integers such as token ids) and the labels (int64)."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class DeletionRequest:
         where = f"A deletion request of {self.client_id!r}"
         if self.sample_ids is not None and self.class_label is not None:
             raise ConfigError(f"{where} names samples and a class. File two.")
-        if self.class_label is not None and not isinstance(self.class_label, int):
-            raise ConfigError(f"{where}: class_label is a whole number, not {self.class_label!r}.")
+        if self.class_label is not None:
+            object.__setattr__(self, "class_label", _class_label(self.class_label, where))
         if self.sample_ids is None:
             return
         if isinstance(self.sample_ids, str):
@@ -61,6 +62,17 @@ class DeletionRequest:
                 f"{where}: sample_ids holds at least one id, each a string like '17'."
             )
         object.__setattr__(self, "sample_ids", ids)
+
+
+def _class_label(given: object, where: str) -> int:
+    """Return a class label of any integer type, such as NumPy's."""
+    try:
+        label = -1 if isinstance(given, bool) else operator.index(given)  # type: ignore[arg-type]
+    except TypeError:
+        label = -1
+    if label < 0:
+        raise ConfigError(f"{where}: class_label is a whole number from 0 on, not {given!r}.")
+    return label
 
 
 class ClientState:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from goldfish.data import RandomCropFlip
+from goldfish.errors import ConfigError
 from goldfish.randomness import generator
 
 
@@ -42,3 +43,11 @@ def test_images_move_and_flip_and_the_input_stays() -> None:
     assert len({tuple(image.flatten().tolist()) for image in changed}) > 50
     rising = changed[:, 0, 4, 4] > changed[:, 0, 4, 3]
     assert 60 < int(rising.sum()) < 140
+
+
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 7), torch.zeros(2, 1, 5, 5).long()])
+def test_what_is_no_image_is_refused_in_words(inputs: Tensor) -> None:
+    transform = RandomCropFlip()
+    drawn = transform.draw(2, generator(0, "draws"))
+    with pytest.raises(ConfigError, match="leave augment off"):
+        transform.apply(inputs, drawn)

@@ -85,6 +85,9 @@ def test_to_moves_images_and_labels_and_keeps_the_rest() -> None:
         (torch.zeros(2, 3, 3, dtype=torch.uint8), [0, 1], {}, r"\[N, C, H, W\]"),
         (torch.zeros(2, 3, dtype=torch.float64), [0, 1], {}, "float64"),
         (torch.zeros(2), [0, 1], {}, r"\[N, ...\]"),
+        (torch.zeros(2, dtype=torch.int64), [0, 1], {}, r"int64 inputs need the shape \[N, ...\]"),
+        (torch.zeros(2, 3, dtype=torch.bool), [0, 1], {}, "not torch.bool"),
+        (torch.zeros(2, 3).long(), [0, 1], {"mean": [0.5] * 3, "std": [1.0] * 3}, "for images"),
         (pixels(1, 2), [0.5, 1.5], {}, "integer"),
         (pixels(1, 2), [[0], [1]], {}, "integer"),
         (pixels(1, 2), [0], {}, "2 images but 1 labels"),
@@ -170,6 +173,28 @@ def test_a_tensor_dataset_takes_the_fast_way() -> None:
     assert isinstance(
         as_examples(TensorDataset(torch.zeros(2, 3).double(), labels)), TensorExamples
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+def test_token_ids_stay_what_they_are(dtype: torch.dtype) -> None:
+    tokens, labels = torch.tensor([[1, 2**15 - 1], [3, 4]], dtype=dtype), torch.tensor([0, 1])
+    fast = as_examples(TensorDataset(tokens, labels))
+    assert isinstance(fast, TensorExamples)
+    single = as_examples(TensorDataset(tokens[:, 0], labels))  # one token a sample
+    slow = as_examples([(row.numpy(), 1) for row in tokens])
+    for examples, wanted in ((fast, tokens), (slow, tokens), (single, tokens[:, 0])):
+        inputs, _ = Subset(examples, [1, 0]).batch(torch.tensor([1, 0]))
+        assert inputs.dtype == dtype
+        assert torch.equal(inputs, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bool])
+def test_other_inputs_become_float32(dtype: torch.dtype) -> None:
+    values = torch.tensor([[1.0, 0.0]]).to(dtype)
+    for data in (TensorDataset(values, torch.tensor([0])), [(values[0], 0)]):
+        inputs, _ = as_examples(data).batch(torch.tensor([0]))
+        assert inputs.dtype == torch.float32
+        assert inputs.tolist() == [[1.0, 0.0]]
 
 
 def test_examples_pass_through() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,13 +85,25 @@ def test_unknown_samples_are_named_with_the_client() -> None:
         ({"sample_ids": "17"}, "is a list of ids; write ['17']"),
         ({"sample_ids": []}, "at least one id"),
         ({"sample_ids": [17]}, "each a string like '17'"),
-        ({"class_label": "1"}, "a whole number, not '1'"),
+        ({"class_label": "1"}, "a whole number from 0 on, not '1'"),
+        ({"class_label": 1.0}, "a whole number from 0 on, not 1.0"),
+        ({"class_label": -1}, "a whole number from 0 on, not -1"),
+        ({"class_label": True}, "a whole number from 0 on, not True"),
+        ({"class_label": np.True_}, "a whole number from 0 on, not np.True_"),
     ],
 )
 def test_a_malformed_request_is_refused_where_it_is_made(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         DeletionRequest("client-1", **wrong)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("label", [1, np.int64(1), np.uint8(1), torch.tensor(1)])
+def test_a_class_label_is_of_any_integer_type(label: Any) -> None:
+    request = DeletionRequest("client-1", class_label=label)
+    assert type(request.class_label) is int
+    assert request == DeletionRequest("client-1", class_label=1)
+    assert removed_ids(split(CLIENT, [request])) == ["1", "4"]
 
 
 def test_a_request_may_be_made_from_any_iterable() -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,9 @@ def goldfish(command: list[str], folder: Path) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.deployment
-def test_the_commands_for_one_machine_run(tmp_path: Path, alone: None) -> None:
+def test_the_commands_for_one_machine_run(
+    tmp_path: Path, alone: None, start_process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     """With TLS and keys, on a port of the test's own, and with fewer rounds."""
     (port,) = free_ports(1, "127.0.0.1")
     (init,) = commands("goldfish flower init")
@@ -63,27 +66,24 @@ def test_the_commands_for_one_machine_run(tmp_path: Path, alone: None) -> None:
         assert done.returncode == 0, done.stderr
     output = tmp_path / "up"
     with output.open("wb") as file:
-        deployment = subprocess.Popen(
+        deployment = start_process(
             [sys.executable, "-m", *up, "--port", str(port)],
             cwd=tmp_path,
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-    try:
-        end = time.monotonic() + 60
-        while "Ctrl-C" not in output.read_text() and deployment.poll() is None:
-            assert time.monotonic() < end, output.read_text()
-            time.sleep(0.1)
-        here = ["--set", f"flower.superlink=127.0.0.1:{port}"]
-        done = goldfish([*run, *here, *SHORT], tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
-        doctor = ["goldfish", "flower", "doctor", "--secure", "trial-keys"]
-        healthy = goldfish([*doctor, "--superlink", f"127.0.0.1:{port}"], tmp_path)
-        assert "3 of 3 nodes are online" in healthy.stdout, healthy.stdout
-    finally:
-        deployment.send_signal(signal.SIGINT)
-        deployment.wait(60)
-    assert deployment.returncode == 0
+    end = time.monotonic() + 60
+    while "Ctrl-C" not in output.read_text() and deployment.poll() is None:
+        assert time.monotonic() < end, output.read_text()
+        time.sleep(0.1)
+    here = ["--set", f"flower.superlink=127.0.0.1:{port}"]
+    done = goldfish([*run, *here, *SHORT], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    doctor = ["goldfish", "flower", "doctor", "--secure", "trial-keys"]
+    healthy = goldfish([*doctor, "--superlink", f"127.0.0.1:{port}"], tmp_path)
+    assert "3 of 3 nodes are online" in healthy.stdout, healthy.stdout
+    deployment.send_signal(signal.SIGINT)
+    assert deployment.wait(60) == 0
     assert (tmp_path / "runs" / "secure" / "report.html").exists()
 
 

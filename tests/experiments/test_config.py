@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goldfish.errors import ConfigError
 from goldfish.experiments.config import load_config, parse_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
@@ -61,3 +64,20 @@ def test_a_run_whose_data_lies_under_a_fish_goes_on(tmp_path: Path) -> None:
     (out / "checkpoints" / "retrain.safetensors").unlink()
     list(run_experiment(load_config(out / "config.toml"), out, Machine(), resume=True))
     assert (out / "checkpoints" / "retrain.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("label", [np.int64(4), np.uint8(4), torch.tensor(4), 4])
+def test_a_class_label_is_of_any_integer_type(label: Any) -> None:
+    deletion = {"class_label": label, "backdoor_target": label, "backdoor_source": label}
+    config = parse_config({"deletion": {**deletion, "then": [{"after": 1, "class_label": label}]}})
+    assert config.deletion.then[0].class_label == config.deletion.class_label == 4
+    assert parse_config(tomllib.loads(config.to_toml())) == config
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [(True, "a class label is a whole number"), (-1, "greater than or equal to 0"), (1.5, "int")],
+)
+def test_what_is_no_class_label_is_refused_in_words(label: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"deletion\.class_label: .*{words}"):
+        parse_config({"deletion": {"class_label": label}})

@@ -21,6 +21,7 @@ from goldfish.experiments.scenario import Machine
 from goldfish.store import load_checkpoint
 
 Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
+StartProcess = Callable[..., "subprocess.Popen[Any]"]
 
 
 def without_times(value: Any) -> Any:
@@ -107,6 +108,7 @@ def test_kill_and_resume_gives_the_same_bits(
     command: list[str],
     config_file: Path,
     tmp_path: Path,
+    start_process: StartProcess,
     phase: str,
     shards: int,
 ) -> None:
@@ -115,7 +117,7 @@ def test_kill_and_resume_gives_the_same_bits(
     done = goldfish_cli("run", config_file, "--out", whole, *settings)
     assert done.returncode == 0, done.stderr
 
-    process = subprocess.Popen(
+    process = start_process(
         [*command, "run", str(config_file), "--out", str(broken), *settings],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
@@ -176,15 +178,18 @@ def test_a_run_that_goes_on_with_another_cpu_asks_first_and_says_so(
     assert "machines_before.1.vector_instructions" in (out / "report.html").read_text()
 
 
-def test_ctrl_c_says_how_to_go_on(command: list[str], config_file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_go_on(
+    command: list[str], config_file: Path, tmp_path: Path, start_process: StartProcess
+) -> None:
     out = tmp_path / "out"
-    process = subprocess.Popen(
+    process = start_process(
         [*command, "run", str(config_file), "--out", str(out), "--set", "training.rounds=10000"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )
     while not (out / "checkpoints" / "origin.safetensors").exists():
+        assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)

@@ -87,9 +87,39 @@ def test_an_id_that_its_client_does_not_hold_ends_the_run(
         run_on(wards, config, tmp_path / "out")
 
 
+def forget_class_1(path: Path) -> None:
+    """Write a ward's file again, with another class instead."""
+    own = dict(np.load(path))
+    own["y_train"] = np.where(own["y_train"] == 1, 2, own["y_train"])
+    np.savez(path, **own)
+
+
+def test_a_class_that_no_client_holds_ends_the_run(
+    wards: Any, make_own: MakeConfig, tmp_path: Path
+) -> None:
+    """Only the clients can tell, and do so in the first round of the first method."""
+    for name in MEMBERS:
+        forget_class_1(tmp_path / f"{name}.npz")
+    config, out = make_own(deletion={"class_label": 1}), tmp_path / "out"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="None of the 3 clients that were asked holds a samp"):
+            list(run_experiment(config, out, MACHINE, resume=True, engine=engine_on(wards, config)))
+        assert [path.stem for path in (out / "checkpoints").iterdir()] == ["origin"]
+
+
+def test_a_class_that_one_client_does_not_hold_is_removed_from_the_others(
+    wards: Any, make_own: MakeConfig, tmp_path: Path
+) -> None:
+    forget_class_1(tmp_path / "ward-b.npz")
+    config = make_own(deletion={"class_label": 1}, training={"participation": 0.6})
+    run_on(wards, config, tmp_path / "out")
+    assert (tmp_path / "out" / "result.json").exists()
+
+
 @pytest.mark.parametrize(
     ("deletion", "message"),
     [
+        ({"class_label": 77}, r"deletion\.class_label: there is no class 77; the test set has 3"),
         ({"rate": 0.1}, r"deletion\.rate chooses samples"),
         ({"class_label": 1, "backdoor_target": 2}, "out of reach"),
         ({"clients": ["ward-d"]}, r"Unknown client 'ward-d'\. Did you mean 'ward-"),

@@ -1,10 +1,9 @@
-"""What tests with real Flower processes share: finding them, and waiting with a limit."""
+"""What tests with real Flower processes share: a trial, and waiting with a limit."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -37,32 +36,6 @@ def eventually() -> Callable[..., None]:
             time.sleep(0.05)
 
     return wait
-
-
-def find_processes(folder: Path) -> dict[int, str]:
-    """Return the ids and commands of all processes whose Flower home lies in ``folder``.
-
-    They are found wherever they hang in the tree of processes, orphans too.
-    """
-    mark = f"FLWR_HOME={folder}/".encode()
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (process / "environ").read_bytes()
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if mark in environment:
-            found[int(process.name)] = command
-    return found
-
-
-@pytest.fixture
-def processes_of(tmp_path: Path) -> Iterator[Callable[[Path], dict[int, str]]]:
-    """Return a function that finds a deployment's processes; afterwards none is left."""
-    yield find_processes
-    for pid in find_processes(tmp_path):
-        os.kill(pid, signal.SIGKILL)
 
 
 FRAGILE = '''
@@ -194,7 +167,10 @@ class Trial:
 
 @pytest.fixture
 def trial(
-    alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processes_of: Callable[[Path], dict[int, str]],
 ) -> Iterator[Callable[..., Trial]]:
     """Return a function that makes a trial; its processes end with the test."""
     (tmp_path / "fragile.py").write_text(FRAGILE)
@@ -207,5 +183,13 @@ def trial(
 
     yield make
     sys.modules.pop("fragile", None)
-    for pid in find_processes(tmp_path):
-        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def ignoring() -> Iterator[None]:
+    """Ignore signals in this process, as one that a shell started in the background does."""
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,20 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
     made._claim_folder()
     yield made
     for child in made.children.values():
+        child.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
+def test_a_child_ends_by_a_signal_that_its_parent_ignores(
+    number: signal.Signals, tmp_path: Path, ignoring: None
+) -> None:
+    child = Child("patient", ["/bin/sleep", "60"], dict(os.environ), tmp_path / "log")
+    child.start()
+    try:
+        assert child.process is not None
+        os.kill(child.pid, number)
+        assert child.process.wait(10) == -number
+    finally:
         child.kill()
 
 

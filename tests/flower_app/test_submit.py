@@ -340,6 +340,21 @@ def test_a_run_that_does_not_begin_is_worth_one_word(
     assert "Is a flower-superexec running for this SuperLink" in word
 
 
+def test_flowers_own_command_ends_by_a_signal_that_this_process_ignores(
+    tmp_path: Path, flower: Callable[[str], Path], ignoring: None
+) -> None:
+    flower(f"print({NUMBER!r}, flush=True); time.sleep(60)")
+    own = submission(tmp_path)
+    own.start({})
+    assert own._child is not None
+    try:
+        os.kill(own._child.pid, signal.SIGTERM)
+        assert own._child.wait(10) == -signal.SIGTERM
+    finally:
+        own._child.kill()
+        own._child.wait()
+
+
 @pytest.mark.parametrize("machine", [Machine(workers=2), Machine(compiled=True)])
 def test_settings_that_nodes_do_not_follow_are_refused(
     config_file: Path, tmp_path: Path, machine: Machine
@@ -352,29 +367,30 @@ def test_settings_that_nodes_do_not_follow_are_refused(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_run_as_ctrl_c_does(
-    number: signal.Signals, config_file: Path, tmp_path: Path, flower: Callable[[str], Path]
+    number: signal.Signals,
+    config_file: Path,
+    tmp_path: Path,
+    flower: Callable[[str], Path],
+    start_process: Callable[..., subprocess.Popen[Any]],
 ) -> None:
     asked = flower(f"print({NUMBER!r}, flush=True); time.sleep(60)")
     out = tmp_path / "out"
     where = ["--set", "flower.superlink=127.0.0.1:1"]
     pretend = f"from goldfish.flower_app import submit\nsubmit.FLWR = {submit.FLWR!r}"
     start = f"{pretend}\nfrom goldfish.cli import main\nmain()"
-    run = subprocess.Popen(
+    run = start_process(
         [sys.executable, "-c", start, "run", str(config_file), "--out", str(out), *where],
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         text=True,
     )
-    try:
-        end = time.monotonic() + 60
-        log = out / submit.FLOWER_LOG
-        while not (log.exists() and NUMBER in log.read_text()):
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        run.send_signal(number)
-        said, _ = run.communicate(timeout=60)
-    finally:
-        run.kill()
+    end = time.monotonic() + 60
+    log = out / submit.FLOWER_LOG
+    while not (log.exists() and NUMBER in log.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    run.send_signal(number)
+    said, _ = run.communicate(timeout=60)
     assert run.returncode == 130
     assert "Interrupted" in said
     assert asked.read_text() == "stop 77 goldfish\n"

@@ -21,34 +21,33 @@ ProcessesOf = Callable[[Path], dict[int, str]]
 
 
 def test_it_ends_with_everything_that_it_started(
-    tmp_path: Path, eventually: Eventually, processes_of: ProcessesOf
+    tmp_path: Path,
+    eventually: Eventually,
+    processes_of: ProcessesOf,
+    start_process: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     command = [sys.executable, "-m", "goldfish", "flower", "up", "--nodes", "2"]
     (port,) = free_ports(1, "127.0.0.1")
     command += ["--state-dir", str(tmp_path / "state"), "--port", str(port)]
     output = tmp_path / "output"
     with output.open("wb") as file:
-        up = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        eventually(lambda: "Ctrl-C ends" in output.read_text() or up.poll() is not None)
-        text = output.read_text()
-        assert "2 nodes are online" in text
-        assert "Every account of this machine can reach it" in text
-        assert f"--set flower.superlink=127.0.0.1:{port} --set flower.insecure=true" in text
-        with pytest.raises(DeploymentError, match=f"Port {port} of 127.0.0.1 is in use"):
-            Deployment(tmp_path / "other", 1, port=port)
-        commands = list(processes_of(tmp_path / "state").values())
-        for name in ("flower-superlink", "flower-supernode", "flower-superexec"):
-            assert any(name in command for command in commands)
-        with pytest.raises(DeploymentError, match=rf"started by process {up.pid}\b"):
-            Deployment(tmp_path / "state", 1).start()
-        up.send_signal(signal.SIGTERM)
-        assert up.wait(60) == 0
-        assert processes_of(tmp_path / "state") == {}
-        assert "Ended." in output.read_text()
-    finally:
-        up.kill()
-        up.wait()
+        up = start_process(command, stdout=file, stderr=subprocess.STDOUT)
+    eventually(lambda: "Ctrl-C ends" in output.read_text() or up.poll() is not None)
+    text = output.read_text()
+    assert "2 nodes are online" in text
+    assert "Every account of this machine can reach it" in text
+    assert f"--set flower.superlink=127.0.0.1:{port} --set flower.insecure=true" in text
+    with pytest.raises(DeploymentError, match=f"Port {port} of 127.0.0.1 is in use"):
+        Deployment(tmp_path / "other", 1, port=port)
+    commands = list(processes_of(tmp_path / "state").values())
+    for name in ("flower-superlink", "flower-supernode", "flower-superexec"):
+        assert any(name in command for command in commands)
+    with pytest.raises(DeploymentError, match=rf"started by process {up.pid}\b"):
+        Deployment(tmp_path / "state", 1).start()
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(60) == 0
+    assert processes_of(tmp_path / "state") == {}
+    assert "Ended." in output.read_text()
 
 
 def test_a_process_that_does_not_start_is_told_with_its_log(

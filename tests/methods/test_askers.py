@@ -221,19 +221,6 @@ def test_largest_change() -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(goldfish.METHODS))
-def test_a_class_that_nobody_has_is_an_error(
-    make_clients: MakeClients, small_net: Net, test_set: TensorExamples, name: str
-) -> None:
-    federation = goldfish.InProcess(make_clients(), small_net)
-    own = name if goldfish.METHODS[name].prepare else None
-    trained = goldfish.train(federation, rounds=1, method=own, keep_for=[] if own else [name])
-    requests = [DeletionRequest(f"client-{n}", class_label=77) for n in (1, 2)]
-    refused = "No client that asks holds a sample of class 77|cannot remove what client-1"
-    with pytest.raises(goldfish.ConfigError, match=refused):
-        goldfish.unlearn(trained, requests, method=name, rounds=1, test=test_set)
-
-
 def test_only_new_requests_hit_shards(make_clients: MakeClients, small_net: Net) -> None:
     """Six deletions of a sample, each in another shard: each costs one shard of the asker."""
     clients = make_clients((24, 24, 24))

@@ -141,6 +141,22 @@ def test_an_unknown_sample_id_is_an_error_not_a_skipped_client(
         goldfish.unlearn(prepared(name), [request], method=name, rounds=1, test=test_set)
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if "class" in goldfish.METHODS[n].deletions])
+def test_a_class_that_nobody_holds_is_an_error(
+    prepared: Prepare, test_set: TensorExamples, name: str
+) -> None:
+    trained = prepared(name)
+
+    def unlearn(*clients: str) -> None:
+        requests = [DeletionRequest(client, class_label=77) for client in clients]
+        goldfish.unlearn(trained, requests, method=name, rounds=1, test=test_set)
+
+    with pytest.raises(goldfish.ConfigError, match="'client-1' holds no sample of class 77"):
+        unlearn("client-1")
+    with pytest.raises(goldfish.ConfigError, match="None of the 3 clients that were asked holds"):
+        unlearn("client-1", "client-2", "client-3")
+
+
 def test_what_a_method_needs_must_have_been_kept(
     make_clients: MakeClients, small_net: type[nn.Module], test_set: TensorExamples
 ) -> None:

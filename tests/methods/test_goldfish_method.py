@@ -68,7 +68,7 @@ def test_the_teacher_travels_once(trained: goldfish.Trained) -> None:
 
 def test_adaptive_weights_need_the_servers_test_set(trained: goldfish.Trained) -> None:
     with pytest.raises(goldfish.ConfigError, match=r"pass one \(test=\.\.\.\)"):
-        goldfish.unlearn(trained, [DeletionRequest("client-1", ["c1-1"])], rounds=1)
+        unlearn(trained, DeletionRequest("client-1", ["c1-1"]), adaptive_weights=True)
 
 
 def test_adaptive_weights_change_the_aggregate(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import goldfish
-from goldfish.data import TensorExamples
+from goldfish.data import Subset, TensorExamples
 from goldfish.methods.sisa import SISA, SisaSettings, place_of, separate
 from goldfish.params import digest, num_bytes
 from goldfish.training import TrainingSettings, count_members, predict
@@ -252,8 +252,20 @@ def test_what_training_and_unlearning_cost(make_clients: MakeClients, small_net:
 
 
 def test_a_request_that_matches_nothing_is_an_error(trained: goldfish.Trained) -> None:
-    with pytest.raises(goldfish.ConfigError, match="client-1 holds no sample of class 7"):
+    with pytest.raises(goldfish.ConfigError, match="'client-1' holds no sample of class 7"):
         unlearn(trained, [DeletionRequest("client-1", class_label=7)])
+
+
+def test_a_client_that_holds_nothing_of_the_class_takes_no_step(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    first, *others = make_clients(SIZES)
+    without = Subset(first.retained, (first.retained.labels != 2).nonzero().flatten())
+    trained = train([Client(first.id, without), *others], small_net)
+    asked = [DeletionRequest(name, class_label=2) for name in ("client-1", "client-2")]
+    both, alone = unlearn(trained, asked), unlearn(trained, asked[1:])
+    assert digest(both.params) == digest(alone.params) != digest(trained.params)
+    assert both.cost.steps == alone.cost.steps > 0
 
 
 class Guarded(TensorExamples):

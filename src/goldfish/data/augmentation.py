@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from goldfish.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class RandomCropFlip:
@@ -29,6 +31,11 @@ class RandomCropFlip:
 
     def apply(self, inputs: Tensor, drawn: Tensor) -> Tensor:
         """Return images ``[B, C, H, W]`` shifted and mirrored as ``drawn`` says."""
+        if inputs.dim() != 4 or not inputs.is_floating_point():
+            raise ConfigError(
+                "augment = true shifts and mirrors images, and these inputs are "
+                f"{inputs.dtype} of shape {list(inputs.shape[1:])}: leave augment off."
+            )
         count, channels, height, width = inputs.shape
         device = inputs.device
         down, right, flips = drawn.to(device).unbind(1)

@@ -27,9 +27,10 @@ PREPARED_BYTES = 4 * 2**30
 class TensorExamples:
     """Labelled data held in memory as tensors; a batch is one indexing operation.
 
-    ``images`` is uint8 ``[N, C, H, W]`` or float32 ``[N, ...]`` and is kept without a copy. uint8
-    is scaled to [0, 1] when a batch is read. ``mean`` and ``std``, one number a channel, are then
-    subtracted and divided by. ``ids`` defaults to the position of each sample, as text.
+    ``images`` is uint8 ``[N, C, H, W]``, float32 ``[N, ...]``, or another integer type ``[N, ...]``
+    (token ids), and is kept without a copy. uint8 is scaled to [0, 1] when a batch is read; other
+    integers stay what they are. ``mean`` and ``std``, one number a channel, are then subtracted and
+    divided by. ``ids`` defaults to the position of each sample, as text.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TensorExamples:
         return len(self.images)
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs (float32, normalised) and the labels (int64) at ``positions``."""
+        """Return the inputs, normalised, and the labels (int64) at ``positions``."""
         positions = positions.to(self.images.device)
         if self._prepared is not None:
             inputs = self._prepared.index_select(0, positions)
@@ -75,7 +76,8 @@ class TensorExamples:
         moved.labels = self.labels.to(device)
         moved._scale = None if self._scale is None else self._scale.to(device)
         moved._prepared = None
-        if moved.images.is_cuda and 4 * moved.images.numel() <= PREPARED_BYTES:
+        as_it_is = self._scale is None and self.images.dtype != torch.uint8
+        if moved.images.is_cuda and not as_it_is and 4 * moved.images.numel() <= PREPARED_BYTES:
             moved._prepared = moved._normalise(moved.images.clone())
         return moved
 
@@ -121,7 +123,7 @@ class Subset:
         return len(self.positions)
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs (float32) and the labels (int64) at ``positions`` of this view."""
+        """Return the inputs and the labels (int64) at ``positions`` of this view."""
         return self.examples.batch(self.positions[positions.to(self.positions.device)])
 
 
@@ -129,7 +131,8 @@ class DatasetExamples:
     """Any map-style dataset of ``(input, label)`` pairs, read sample by sample from where it is.
 
     For data that does not fit in memory; :class:`TensorExamples` is much faster for data that
-    does. Inputs are whatever ``dataset[i]`` gives, stacked; uint8 is scaled to [0, 1].
+    does. Inputs are whatever ``dataset[i]`` gives, stacked: uint8 is scaled to [0, 1], other
+    integers (token ids) stay what they are, and the rest becomes float32.
     """
 
     def __init__(self, dataset: Any, ids: Sequence[str] | None = None) -> None:
@@ -145,7 +148,7 @@ class DatasetExamples:
         return len(self.dataset)
 
     def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs (float32) and the labels (int64) at ``positions``."""
+        """Return the inputs and the labels (int64) at ``positions``."""
         items = [self._item(position) for position in positions.tolist()]
         try:
             inputs = torch.stack([item[0] for item in items])
@@ -157,7 +160,7 @@ class DatasetExamples:
         labels = torch.tensor([item[1] for item in items], dtype=torch.int64)
         if inputs.dtype == torch.uint8:
             inputs = inputs.float().div_(_PIXEL_MAX)
-        return inputs.float(), labels
+        return inputs if _are_token_ids(inputs) else inputs.float(), labels
 
     def _item(self, position: int) -> tuple[Tensor, int]:
         item = self.dataset[position]
@@ -198,10 +201,18 @@ def as_examples(data: object) -> Examples:
             return TensorExamples(images, labels)
         if images.is_floating_point() and images.dim() > 1:
             return TensorExamples(images.float(), labels)
+        if _are_token_ids(images) and images.dim() > 1:
+            return TensorExamples(images, labels)
     no_dataset = isinstance(data, str | bytes | tuple | Mapping | Tensor | np.ndarray)
     if no_dataset or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise DataError(f"A {type(data).__name__} is not labelled data. {accepted}")
     return DatasetExamples(data)
+
+
+def _are_token_ids(inputs: Tensor) -> bool:
+    """Tell whether the inputs are integers that mean something as such: pixels are uint8."""
+    numbers = inputs.is_floating_point() or inputs.is_complex()
+    return not numbers and inputs.dtype not in (torch.uint8, torch.bool)
 
 
 def _check_images(images: Tensor) -> None:
@@ -209,10 +220,13 @@ def _check_images(images: Tensor) -> None:
     if images.dtype == torch.uint8:
         if images.dim() != 4:
             raise DataError(f"uint8 images need the shape [N, C, H, W], not {shape}.")
-    elif images.dtype != torch.float32:
-        raise DataError(f"Images need uint8 or float32, not {images.dtype}. Convert them first.")
+    elif images.dtype != torch.float32 and not _are_token_ids(images):
+        raise DataError(
+            f"Inputs need uint8 (images), float32 or another integer type (token ids), not "
+            f"{images.dtype}. Convert them first."
+        )
     elif images.dim() < 2:
-        raise DataError(f"float32 inputs need the shape [N, ...], not {shape}.")
+        raise DataError(f"{images.dtype} inputs need the shape [N, ...], not {shape}.")
 
 
 def _check_labels(labels: Tensor, count: int) -> None:
@@ -247,6 +261,8 @@ def _checked_normalisation(
         return None, None
     if mean is None or std is None:
         raise DataError("mean and std belong together: give both or neither.")
+    if _are_token_ids(images):
+        raise DataError(f"mean and std are for images, not for {images.dtype} inputs.")
     channels = images.shape[1]
     if len(mean) != channels or len(std) != channels:
         raise DataError(

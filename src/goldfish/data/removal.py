@@ -26,8 +26,8 @@ def split(
 
     Removed is what ``requests`` name and no earlier request did. Gone is what ``honoured``, the
     earlier requests, name, and the rest of what the client has a tombstone for. Requests to other
-    clients are passed over. Call it on the client as it was before any deletion: a client that is
-    already split is refused.
+    clients are passed over, and so is a class that this client does not hold. Call it on the client
+    as it was before any deletion: a client that is already split is refused.
     """
     own = [request for request in requests if request.client_id == client.id]
     earlier = [request for request in honoured if request.client_id == client.id]
@@ -102,7 +102,10 @@ def choose_rate(
 
 
 def requests_for_class(partition: Partition, label: int) -> list[DeletionRequest]:
-    """Return a request to every client to remove all of its samples of one class."""
+    """Return a request to every client to remove all of its samples of one class.
+
+    Clients that hold none of it answer all the same; that nobody does is an error.
+    """
     return [DeletionRequest(client_id, class_label=label) for client_id in partition.clients]
 
 

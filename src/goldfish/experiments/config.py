@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from goldfish.errors import ConfigError, unknown
 from goldfish.federation.settings import FlowerSettings
@@ -21,6 +22,16 @@ EngineName: TypeAlias = Literal["in-process", "flower"]
 
 DEMO = Path(__file__).parent / "presets" / "demo.toml"
 """The configuration of ``goldfish demo``."""
+
+
+def _integer(value: Any) -> Any:
+    """Return an integer of any type, such as NumPy's, as Python's; the rest is checked later."""
+    if isinstance(value, bool):
+        raise ValueError("a class label is a whole number")  # noqa: TRY004 (pydantic wants it)
+    return operator.index(value) if hasattr(value, "__index__") else value
+
+
+ClassLabel: TypeAlias = Annotated[int, BeforeValidator(_integer), Field(ge=0)]
 
 
 class DataSettings(Settings):
@@ -73,7 +84,7 @@ class Selection(Settings):
     """Share of the whole training set, held by the first client (others join if it has too few)."""
     clients: Annotated[list[str], Field(min_length=1)] | None = None
     """Clients that leave with all of their data."""
-    class_label: Annotated[int, Field(ge=0)] | None = None
+    class_label: ClassLabel | None = None
     """A class that every client removes."""
     samples: str | None = None
     """A file with one sample id a line; with data.members, a client's id and a space before it."""
@@ -100,9 +111,9 @@ class DeletionSettings(Selection):
 
     clean_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Remove this share of the training set too, without a trigger, from the next client."""
-    backdoor_target: Annotated[int, Field(ge=0)] | None = None
+    backdoor_target: ClassLabel | None = None
     """The removed samples carry a trigger and this label, to show whether they are gone."""
-    backdoor_source: Annotated[int, Field(ge=0)] | None = None
+    backdoor_source: ClassLabel | None = None
     """Attack this class only (the paper's variant)."""
     trigger_size: Count = 3
     """Side of the trigger, in pixels."""

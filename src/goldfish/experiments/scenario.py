@@ -244,6 +244,12 @@ def _members_scenario(
         len(class_names),
         (test.images.shape[1], test.images.shape[2], test.images.shape[3]),
     )
+    for what in (config.deletion, *config.deletion.then):
+        if what.class_label is not None and what.class_label >= len(class_names):
+            raise ConfigError(
+                f"deletion.class_label: there is no class {what.class_label}; the test set has "
+                f"{len(class_names)}, counted from 0."
+            )
     nothing = select(test, torch.empty(0, dtype=torch.long), [])
     return Scenario(
         clients=[Client(name, nothing) for name in members],
@@ -413,6 +419,8 @@ class _Chooser:
             return removal.requests_for_class(self._partition, label)
         # Poisoned samples change their label: they are asked for by id.
         left = [i for i in members if i not in self._asked]
+        if not left:
+            raise ConfigError(f"deletion: all samples of class {label} are asked for already.")
         return removal.requests_for_samples(self._partition, left)
 
     def _at_rate(

@@ -31,6 +31,15 @@ EXECUTABLES = (
 """What a deployment starts, itself or through one of the others."""
 
 
+def end_as_usual() -> None:
+    """Let a new process end by the usual signals: called in it, before its program starts.
+
+    A program that a shell runs in the background ignores Ctrl-C, and what it starts would too.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def find_executable(name: str) -> Path | None:
     """Return a command of Flower: next to this Python, or wherever the PATH finds it."""
     own = Path(sys.executable).parent / name
@@ -100,6 +109,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=inherited,
+                preexec_fn=end_as_usual,
             )
         except OSError as error:
             raise DeploymentError(f"{self.name} cannot be started: {error}.") from error

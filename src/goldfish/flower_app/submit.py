@@ -31,6 +31,7 @@ from goldfish.experiments.runner import Progress, check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower_app.app_folder import write_app_folder
+from goldfish.flower_app.processes import end_as_usual
 from goldfish.flower_app.progress import LOG, is_at_work, last_process, read_lines
 from goldfish.store import CONFIG, RunDirectory, write_whole
 
@@ -172,6 +173,7 @@ class Submission:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
                 start_new_session=True,  # Ctrl-C is ours to pass on
+                preexec_fn=end_as_usual,
             )
 
     def follow(self) -> Iterator[Progress]:

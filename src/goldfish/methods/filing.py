@@ -53,8 +53,10 @@ def file(
     for label in dict.fromkeys(r.class_label for r in requests if r.class_label is not None):
         asked = [r.client_id for r in requests if r.class_label == label]
         if all(client in held and not held[client][f"class-{label}"] for client in asked):
-            holds = f"{asked[0]} holds no" if len(asked) == 1 else "No client that asks holds a"
-            raise ConfigError(f"{holds} sample of class {label}: there is nothing to remove.")
+            who = f"Client {asked[0]!r} holds no"
+            if len(asked) > 1:
+                who = f"None of the {len(asked)} clients that were asked holds a"
+            raise ConfigError(f"{who} sample of class {label}: nothing would be removed.")
 
 
 def file_step(task: Task, client: Client, _workspace: Workspace) -> Update:

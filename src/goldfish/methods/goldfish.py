@@ -58,7 +58,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         },
         start=plan.original if settings.student == "teacher" else plan.fresh,
         constants={"teacher": plan.original},
-        adaptive=settings.adaptive_weights,
+        adaptive=_weighs_by_error(plan, settings),
     )
     if not settings.round_stop:
         yield from rounds
@@ -76,6 +76,12 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         yield replace(this, final=this.final or reached)
         if reached:
             return
+
+
+def _weighs_by_error(plan: Plan, settings: GoldfishSettings) -> bool:
+    """Tell whether equation (12) weighs clients; by default only where there is a test set."""
+    by_default = "adaptive_weights" not in settings.model_fields_set
+    return settings.adaptive_weights and not (by_default and plan.server is None)
 
 
 def goldfish_step(task: Task, client: Client, workspace: Workspace) -> Update:
@@ -262,8 +268,14 @@ def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
 
 
 def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
+    settings = cast("GoldfishSettings", settings)
     notes = []
-    if cast("GoldfishSettings", settings).student == "teacher":
+    if settings.adaptive_weights and not _weighs_by_error(plan, settings):
+        notes.append(
+            "Clients were weighed by their number of samples: adaptive weights (equation 12) need "
+            "the server's test set, and none was given."
+        )
+    if settings.student == "teacher":
         notes.append(
             "The student started from the old model: what the removed data taught it to do fades, "
             "but most of what it remembers of single removed samples stays."
