@@ -244,7 +244,7 @@ def test_a_model_that_remembers_is_told_without_a_backdoor(remembered: Mapping[s
     told = headline(remembered)
     assert told.status == "kept"
     assert told.verdict.startswith("Not gone: goldfish-warm remembers the removed samples")
-    assert "Verdicts on the other methods: goldfish: like unseen samples." in told.sentences
+    assert "Verdicts on the other methods: goldfish: like unseen." in told.sentences
 
 
 def test_a_model_that_remembers_never_reaches_retrains_quality(

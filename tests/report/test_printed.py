@@ -43,7 +43,11 @@ def test_all_is_well(make_grown: Any, write_run: Any, capsys: pytest.CaptureFixt
     _print_result(write_run(result))
     printed = " ".join(capsys.readouterr().out.split())
     assert "Accuracy: % of 360 test images. Backdoor: % of 324 test images" in printed
-    assert "Verdicts on the other methods: goldfish-warm: backdoor gone, like unseen" in printed
+    assert (
+        "Verdicts on the other methods: goldfish-warm, retrain-tuned, rapid-retrain, sisa and "
+        "fed-eraser: gone; incompetent-teacher: backdoor in part, over-forgets; fed-recovery: "
+        "backdoor works, remembers, accuracy lost; gradient-ascent: remembers, accuracy lost."
+    ) in printed
 
 
 @pytest.mark.parametrize(

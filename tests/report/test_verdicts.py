@@ -23,8 +23,8 @@ def judged(result: Result, name: str = "goldfish") -> Verdict:
         (0.08, 0.01, "kept", "remembers", "Not gone: goldfish remembers the removed samples"),
         (0.03, 0.01, "partly", "remembers in part", "Partly gone: goldfish still remembers"),
         (-0.05, 0.01, "partly", "over-forgets", "goldfish over-forgets: it treats the removed"),
-        (0.01, 0.005, "gone", "like unseen samples", "Gone, as far as the losses of 144 removed"),
-        (0.01, 0.034, "gone", "like unseen samples", "Gone, as far as the losses of 144 removed"),
+        (0.01, 0.005, "gone", "like unseen", "Gone, as far as the losses of 144 removed"),
+        (0.01, 0.034, "gone", "like unseen", "Gone, as far as the losses of 144 removed"),
         (0.01, 0.036, "unclear", "cannot be told", "No verdict: too little to tell removed"),
     ],
 )
@@ -165,7 +165,7 @@ def test_without_retrain_accuracy_is_held_against_origin(make_result: Any) -> No
     ("origin", "goldfish", "status", "short"),
     [
         (97.0, 0.0, "gone", "class gone"),
-        (97.0, 30.0, "partly", "class known in part"),
+        (97.0, 30.0, "partly", "class in part"),
         (97.0, 95.0, "kept", "class known"),
         (5.0, 0.0, "unclear", "no verdict"),
     ],

@@ -146,13 +146,14 @@ def _leading(found: Sequence[_Finding]) -> Verdict | None:
     ordered = sorted(found, key=lambda finding: -RANKS[finding.status])
     first = ordered[0]
     same = [finding for finding in ordered if finding.status == first.status]
-    title = first.title
+    title, short = first.title, ", ".join(finding.short for finding in same)
     if first.status == "gone":
         title = f"Gone, as far as {listing([finding.by for finding in same])} can show"
+        short = "gone" if len(same) > 1 else short
     return Verdict(
         first.status,
         title,
-        ", ".join(finding.short for finding in same),
+        short,
         [sentence for finding in ordered for sentence in finding.sentences],
     )
 
@@ -239,7 +240,7 @@ def _backdoor(name: str, rows: Rows) -> _Finding | None:
     if left > GONE:
         title = "Partly gone: some of the backdoor is left"
         sentences.append("Part of what the removed data taught is still there.")
-        return _Finding("partly", by, title, "backdoor left in part", sentences)
+        return _Finding("partly", by, title, "backdoor in part", sentences)
     return _Finding("gone", by, "", "backdoor gone", sentences)
 
 
@@ -297,7 +298,7 @@ def _removed_class(name: str, rows: Rows, result: Result) -> _Finding | None:
         return _Finding("kept", by, title, "class known", sentences)
     if left > GONE:
         title = f"Partly gone: {name} knows {what} in part"
-        return _Finding("partly", by, title, "class known in part", sentences)
+        return _Finding("partly", by, title, "class in part", sentences)
     return _Finding("gone", by, "", "class gone", sentences)
 
 
@@ -322,7 +323,7 @@ def _memory(name: str, rows: Rows, memory: Memory, result: Result) -> _Finding:
         return _Finding("partly", by, title, "over-forgets", sentences)
     doubt = _doubt(memory, before, known)
     if not doubt:
-        return _Finding("gone", by, "", "like unseen samples", sentences)
+        return _Finding("gone", by, "", "like unseen", sentences)
     sentences.append(f"{doubt}. It takes more removed samples, or a larger test set.")
     title = "No verdict: too little to tell removed samples from unseen ones"
     return _Finding("unclear", by, title, "cannot be told", sentences)
