@@ -148,10 +148,11 @@ def test_accuracy_is_of_the_remaining_classes(tmp_path: Path, deletion: str) -> 
     assert images["accuracy"] + images["removed_class"] == len(labels)
     four = evaluator.measure(always(4, scenario))
     assert (four["accuracy"], four["removed_class_accuracy"]) == (0.0, 100.0)
+    assert four["mistaken_for_removed"] == 100.0
     three = evaluator.measure(always(3, scenario))
     share = 100 * int((labels == 3).sum()) / images["accuracy"]
     assert three["accuracy"] == pytest.approx(share)
-    assert three["removed_class_accuracy"] == 0.0
+    assert three["removed_class_accuracy"] == three["mistaken_for_removed"] == 0.0
 
 
 def test_samples_and_clients_leave_all_classes(tmp_path: Path) -> None:

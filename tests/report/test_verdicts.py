@@ -185,6 +185,25 @@ def test_a_removed_class(
     assert any(text.startswith(accuracy) for text in headline(result).sentences)
 
 
+def test_a_model_that_takes_everything_for_the_removed_class_does_not_know_it(
+    make_result: Any,
+) -> None:
+    result = make_result(backdoor=False)
+    result["deletion"]["removed_classes"] = [4]
+    for name, value in (("origin", 100.0), ("goldfish", 0.0), ("retrain", 0.0)):
+        known = {"removed_class_accuracy": value, "mistaken_for_removed": value}
+        result["methods"][name]["final"] |= known
+    found = judged(result)
+    assert (found.status, found.title) == (
+        "unclear",
+        "No verdict: origin hardly knew the removed class 4",
+    )
+    assert (
+        "100.0 % (origin), 0.0 % (goldfish) and 0.0 % (retrain) are taken for it too"
+        in (found.sentences[1])
+    )
+
+
 FAILED = {"client_id": "client-1", "kind": "samples", "reason": "took part in 0 of 5 rounds"}
 
 

@@ -32,6 +32,9 @@ SIGNAL = 10.0
 """Before the deletion a test must find so many points more than in retrain, or it proves
 nothing."""
 
+NOTED = 5.0
+"""From so many percent on it is told how often a model says what is looked for anyway."""
+
 WEAK = 50.0
 """Below so many points of difference the backdoor took only in part: weak evidence."""
 
@@ -219,7 +222,12 @@ def _backdoor(name: str, rows: Rows) -> _Finding | None:
         return _Finding("unclear", by, title, "no verdict", [sentence])
     signal, left = _left(row.trigger_adds, before.trigger_adds, retrain.trigger_adds)
     moved = _fall("Backdoor success", name, before, (before.backdoor_success, success), left)
-    sentences = [f"{moved}{_by_retrain(name, rows)}", *_without_trigger((before, row, retrain))]
+    sentences = [f"{moved}{_by_retrain(name, rows)}"]
+    if rates := _anyway({one.method: one.without_trigger for one in (before, row, retrain)}):
+        sentences.append(
+            f"Without the trigger {rates} of the same images get the attacker's label: only what "
+            "the trigger adds counts."
+        )
     if signal < SIGNAL:
         title = "No verdict: the backdoor never took"
         sentences.append(
@@ -244,16 +252,12 @@ def _backdoor(name: str, rows: Rows) -> _Finding | None:
     return _Finding("gone", by, "", "backdoor gone", sentences)
 
 
-def _without_trigger(rows: Sequence[SummaryRow]) -> list[str]:
-    """Say how many of the same images get the target without the trigger, where it matters."""
-    rates = {row.method: row.without_trigger for row in rows if row.without_trigger is not None}
-    if max(rates.values(), default=0.0) < SIGNAL / 2:
-        return []
-    parts = [f"{percent(rate)} ({name})" for name, rate in rates.items()]
-    return [
-        f"Without the trigger {listing(parts)} of the same images get the attacker's label: only "
-        "what the trigger adds counts."
-    ]
+def _anyway(rates: Mapping[str, float | None]) -> str:
+    """List how often models say what is looked for without a reason; empty where all hardly do."""
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    if max(known.values(), default=0.0) < NOTED:
+        return ""
+    return listing([f"{percent(rate)} ({name})" for name, rate in known.items()])
 
 
 def _by_retrain(name: str, rows: Rows) -> str:
@@ -283,13 +287,17 @@ def _removed_class(name: str, rows: Rows, result: Result) -> _Finding | None:
     if was is None or now is None:
         return None
     floor = retrain.removed_class_accuracy
-    signal, left = _left(now, was, floor)
+    signal, left = _left(row.class_known or 0.0, before.class_known or 0.0, retrain.class_known)
     what = removed_class_name(result) or "the removed class"
     images = number(section(result, "test_images").get("removed_class"))
     of = f" ({count(images)} test images)" if images else ""
     moved = _fall(f"Accuracy on {what}{of}", name, before, (was, now), left)
     ending = "." if floor is None else f"; retraining from scratch gives {percent(floor)}."
     by, sentences = f"the accuracy on {what}", [f"{moved}{ending}"]
+    if rates := _anyway({one.method: one.mistaken_for_removed for one in (before, row, retrain)}):
+        sentences.append(
+            f"Of the images of other classes {rates} are taken for it too: that is subtracted."
+        )
     if signal < SIGNAL:
         title = f"No verdict: {before.method} hardly knew {what}"
         return _Finding("unclear", by, title, "no verdict", sentences)
