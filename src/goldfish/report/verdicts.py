@@ -41,9 +41,6 @@ WEAK = 50.0
 COLLAPSE = 5.0
 """A method that loses so many points of accuracy against retrain (or origin) lost too much."""
 
-MARGIN = 0.02
-"""How far a memory gap must exceed origin's to be pointed out, where the result names no margin."""
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -105,8 +102,7 @@ def exceeding(name: str, rows: Rows, result: Result) -> list[str]:
     before, row = _before(name, rows), rows[name]
     if name == YARDSTICK or row.memory_gap is None or before.memory_gap is None:
         return []
-    margin = number(section(result, "margins").get("memory"))
-    if row.memory_gap - before.memory_gap < (MARGIN if margin is None else margin):
+    if row.memory_gap - before.memory_gap <= _margin(result):
         return []
     return [
         f"The memory gap of {name} ({gap(row.memory_gap)}) exceeds that of {before.method} "
@@ -353,6 +349,11 @@ def _doubt(memory: Memory, before: SummaryRow, known: Range | None) -> str:
     )
 
 
+def _margin(result: Result) -> float:
+    """Return by how much losses must differ to count; 0 where the run names none."""
+    return number(section(result, "margins").get("memory")) or 0.0
+
+
 def _apart(found: Range) -> str:
     return f"{gap(found.value)}, 95 % interval {gap(found.low)} to {gap(found.high)}"
 
@@ -376,7 +377,7 @@ def memory_sentence(name: str, memory: Memory, clean: str = "") -> str:
 
 def _against(name: str, rows: Rows, memory: Memory, result: Result) -> str:
     """Say what the gap is compared with, and what follows."""
-    margin = number(section(result, "margins").get("memory")) or MARGIN
+    margin = f"with a margin of {_margin(result):g}"
     meaning = {
         "remembers": f"{name} remembers them",
         "over-forgets": f"{name} over-forgets them",
@@ -384,13 +385,13 @@ def _against(name: str, rows: Rows, memory: Memory, result: Result) -> str:
     if memory.to_retrain is None:
         why = "retrain gave no model" if YARDSTICK in rows else "the run has no retrain"
         return (
-            f"Against 0, with a margin of {margin:g}, {meaning}; {why}, so that removed samples "
+            f"Against 0, {margin}, {meaning}; {why}, so that removed samples "
             "which are easier or harder than unseen ones would look the same."
         )
     other = rows[YARDSTICK].memory_gap if YARDSTICK in rows else None
     return (
         f"Against retrain, whose gap is {gap(other)}, the difference is "
-        f"{_apart(memory.to_retrain)}: with a margin of {margin:g}, {meaning}."
+        f"{_apart(memory.to_retrain)}: {margin}, {meaning}."
     )
 
 
