@@ -56,7 +56,7 @@ def test_cells_of_a_grown_result(make_grown: Any) -> None:
     assert headings == [COLUMNS[key][0] for key in MAIN if key != "removed_class"]
     rows = {row[0]: dict(zip(headings, row, strict=True)) for row in cells}
     assert rows["goldfish"]["memory gap"] == "0.012\n0.002 to 0.022"
-    assert rows["goldfish"]["verdict"] == "backdoor gone, like unseen samples"
+    assert rows["goldfish"]["verdict"] == "gone"
     assert rows["origin"]["verdict"] == "–"
     assert rows["goldfish"]["to quality"] == "4.12 s"
     assert rows["goldfish"]["speed-up"] == "3.8×"
@@ -146,7 +146,7 @@ def test_new_fields_may_be_null(make_grown: Any, seeds: int) -> None:
 
 def test_empty_columns_are_left_out(make_result: Any) -> None:
     headings, _ = table(summary_rows(make_result(["origin", "goldfish"], backdoor=False)))
-    assert not {"backdoor", "JSD", "p-value vs origin"} & set(headings)
+    assert not {"backdoor", "JSD to retrain", "p-value vs origin"} & set(headings)
 
 
 def test_diverged_method_has_a_row(make_result: Any) -> None:

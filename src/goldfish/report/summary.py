@@ -122,6 +122,8 @@ class SummaryRow:
     """Backdoor success on the same images without the trigger."""
     removed_class_accuracy: float | None = None
     """Accuracy on the classes that were removed; ``accuracy`` is on the others."""
+    mistaken_for_removed: float | None = None
+    """How many images of the other classes get a removed class."""
     memory: Memory | None = None
     training: SummaryRow | None = None
     """The method's own training, where it does not begin from origin."""
@@ -144,6 +146,13 @@ class SummaryRow:
         if self.backdoor_success is None:
             return None
         return self.backdoor_success - (self.without_trigger or 0.0)
+
+    @property
+    def class_known(self) -> float | None:
+        """Accuracy on the removed classes, less what others are taken for them."""
+        if self.removed_class_accuracy is None:
+            return None
+        return self.removed_class_accuracy - (self.mistaken_for_removed or 0.0)
 
     def std(self, key: str) -> float | None:
         """Return the standard deviation over the seeds; None where the run had one seed."""
@@ -199,6 +208,7 @@ def _row(name: str, method: Result, retrain: Result, images: Result) -> SummaryR
         spread=_spread(section(method, "spread")),
         without_trigger=number(final.get("without_trigger")),
         removed_class_accuracy=number(final.get("removed_class_accuracy")),
+        mistaken_for_removed=number(final.get("mistaken_for_removed")),
         memory=_memory(section(final, "memory")),
         training=_row(f"{name}'s own training", {"final": training}, {}, images)
         if training
@@ -327,7 +337,6 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
     "backdoor_success": ("backdoor", _backdoor_with_interval),
     "change": ("vs retrain, points", _changes),
     "memory_gap": ("memory gap", _gap_with_interval),
-    "jsd": ("JSD", lambda row: decimal(row.jsd, 4)),
     "seconds": ("time", lambda row: durations(row.seconds, row.std("seconds"))),
     "to_quality": ("to quality", _to_quality),
     "speed_up": ("speed-up", lambda row: times(row.speed_up)),
@@ -340,6 +349,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
     "loss": ("test loss", lambda row: decimal(row.loss)),
     "without_trigger": ("target without trigger", lambda row: percent(row.without_trigger)),
     "mse": ("test MSE", lambda row: decimal(row.mse, 4)),
+    "jsd": ("JSD to retrain", lambda row: decimal(row.jsd, 4)),
     "jsd_distance": ("JSD distance", lambda row: decimal(row.jsd_distance, 4)),
     "l2": ("L2 to retrain", lambda row: decimal(row.l2, 4)),
     "short_accuracy": ("accuracy\n%", lambda row: _bare(_accuracy(row))),
