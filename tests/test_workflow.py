@@ -215,7 +215,7 @@ def test_augmentation_changes_training(small_net: type[nn.Module]) -> None:
 def isolated(
     make_clients: MakeClients, small_net: type[nn.Module], **more: Any
 ) -> goldfish.Trained:
-    federation = goldfish.InProcess(make_clients(), small_net, threads=1)
+    federation = goldfish.InProcess(make_clients(), small_net, threads=1, remember=False)
     return goldfish.train(
         federation, **{"rounds": 3, "shards": 2, "shard_mode": "isolated", "batch_size": 8, **more}
     )

@@ -375,6 +375,31 @@ def flower_doctor(
         raise typer.Exit(1)
 
 
+@flower_app.command("tombstones")
+def flower_tombstones(
+    state_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A node's state-dir.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The node's client-id.")],
+    lift: Annotated[
+        list[str] | None,
+        typer.Option("--lift", metavar="ID", help="Let the client use this sample again."),
+    ] = None,
+) -> None:
+    """List the samples that a client was asked to remove, and never uses again."""
+    _need_flower()
+    from goldfish.flower_app.store import ClientStore
+
+    if not state_dir.is_dir():
+        raise ConfigError(f"There is no state-dir {state_dir}.")
+    with ClientStore(state_dir) as store:
+        known = store.tombstones(client)
+        for sample in lift or ():
+            if sample not in known:
+                raise ConfigError(f"{client} was never asked to remove sample {sample!r}.")
+        store.lift(client, lift or ())
+        for sample in store.tombstones(client):
+            console.print(sample, markup=False, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
     sys.path.insert(0, "")  # a model of one's own may lie in the current folder
@@ -474,25 +499,46 @@ def _state(record: Mapping[str, Any]) -> str:
         return "diverged"
     if "accuracy" not in record:
         return ""
-    success = record["backdoor_success"]
-    backdoor = "" if success is None else f", backdoor {success:.1f} %"
-    return f"accuracy {record['accuracy']:.1f} %{backdoor}"
+    tests = (
+        ("backdoor", "backdoor_success", "{:.1f} %"),
+        ("removed class", "removed_class_accuracy", "{:.1f} %"),
+        ("memory gap", "memory_gap", "{:+.3f}"),
+    )
+    found = [
+        f", {name} {form.format(record[key])}"
+        for name, key, form in tests
+        if record.get(key) is not None
+    ]
+    return f"accuracy {record['accuracy']:.1f} %{''.join(found[:1])}"
 
 
 def _print_result(out: Path) -> None:
-    from goldfish.report import SHORT, headline, read_run, summary_rows, table, write_report
+    from goldfish.report import (
+        SHORT,
+        headline,
+        image_counts,
+        judged_rows,
+        read_run,
+        table,
+        write_report,
+    )
+    from goldfish.report.verdicts import not_honoured
 
     result = read_run(out).result
     page = write_report(out)
-    headings, rows = table(summary_rows(result), SHORT)
+    judged = judged_rows(result)
+    headings, rows = table(judged, SHORT)
     _print_table(headings, rows)
     told = headline(result)
-    for sentence in (told.verdict, told.asked, *told.sentences):
+    console.print(image_counts(result), markup=False, style="dim")
+    console.print(told.verdict, markup=False, style="bold")
+    for sentence in (told.asked, *told.sentences):
         console.print(sentence, markup=False)
     console.print(f"Report: {page}", markup=False, soft_wrap=True)
-    diverged = [m["diverged"] for m in result["methods"].values() if "diverged" in m]
-    if diverged:
-        _print_error("\n".join(diverged))
+    failed = [row.diverged for row in judged if row.diverged]
+    failed += [sentence for row in judged for sentence in not_honoured(row.method, row)]
+    if failed:
+        _print_error("\n".join(failed))
         sys.exit(1)
 
 

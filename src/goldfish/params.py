@@ -170,6 +170,19 @@ def distance(a: Params, b: Params) -> float:
     return math.sqrt(sum(squares))
 
 
+def largest_change(before: Params, after: Params) -> float:
+    """Return how far the value that moved most is from its old place, over the largest value.
+
+    Infinite where the two do not hold the same tensors.
+    """
+    if {n: t.shape for n, t in before.items()} != {n: t.shape for n, t in after.items()}:
+        return math.inf
+    floats = [name for name, t in before.items() if t.is_floating_point() and t.numel()]
+    moved = max((float((after[n] - before[n]).abs().max()) for n in floats), default=0.0)
+    largest = max((float(before[n].abs().max()) for n in floats), default=0.0)
+    return moved / largest if largest else math.inf if moved else 0.0
+
+
 def num_bytes(params: Params) -> int:
     """Return how many bytes the parameters hold."""
     if isinstance(params, RowParams):

@@ -76,14 +76,20 @@ def _class_label(given: object, where: str) -> int:
 
 
 class ClientState:
-    """What a client keeps between rounds, by key: its shard models. The one mutable place.
+    """What a client keeps between rounds: its shard models, and what it was asked to remove.
 
-    Keys are paths such as ``"origin/shard-2"``: the first part names the phase that wrote it, so
-    that several methods can start from what one training left behind.
+    The one mutable place. Keys of ``arrays`` are paths such as ``"origin/shard-2"``: the first
+    part names the phase that wrote it, so that several methods can start from what one training
+    left behind.
     """
 
-    def __init__(self, arrays: Mapping[str, Params] | None = None) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Params] | None = None, tombstones: set[str] | None = None
+    ) -> None:
         self.arrays: MutableMapping[str, Params] = dict(arrays or {})
+        self.tombstones = set() if tombstones is None else tombstones
+        """Ids of samples that were asked to be removed once. No task uses them for training again,
+        until the client's owner takes them out of here."""
         self.cache: MutableMapping[str, tuple[str, Tensor]] = {}
         """What can be computed again: for each key a fingerprint of its inputs, and the value."""
 
@@ -98,7 +104,9 @@ class Client:
     id: str
     retained: Examples
     removed: Examples | None = None
-    """What was asked to be removed; None when nothing was."""
+    """What is to be removed now; None when nothing is."""
+    gone: Sequence[str] = ()
+    """Ids of samples that earlier requests removed. They only keep shards as they were."""
     state: ClientState = field(default_factory=ClientState)
 
 
@@ -111,6 +119,9 @@ class Task:
     arrays: Mapping[str, Params]
     config: Mapping[str, Scalar]
     requests: Sequence[DeletionRequest] = ()
+    """What the client wants removed now."""
+    honoured: Sequence[DeletionRequest] = ()
+    """What it wanted removed earlier: the model that the method starts from is free of it."""
     constants: Mapping[str, Params] = field(default_factory=dict)
     """Arrays that stay the same over all rounds of a phase (the teacher): they travel once."""
 
@@ -162,6 +173,16 @@ class Round:
     """The method ended here (the round-level stop, or it needs no more rounds)."""
     memo: Mapping[str, Scalar] = field(default_factory=dict)
     """What the method must remember to go on after this round."""
+    absent: Sequence[str] = ()
+    """Clients that had to take part, because the method forgets through them, and did not."""
+
+
+@dataclass(frozen=True)
+class NotHonoured:
+    """A request that the result does not honour: what it removes is still in the model."""
+
+    request: DeletionRequest
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -207,12 +228,6 @@ class Federation(Protocol):
 
     def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
         """Put back what :meth:`states` returned."""
-
-    def check_requests(self, requests: Sequence[DeletionRequest]) -> None:
-        """Raise where a request names nothing that a client holds, as soon as that can be known.
-
-        An engine that has the data knows it now; across a wire the clients' first answers tell.
-        """
 
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep under the name of a phase, wherever they are."""

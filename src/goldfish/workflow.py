@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -18,7 +18,16 @@ from torch.utils.data import Dataset
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, unknown
 from goldfish.evaluation import Cost, Scores, round_cost, score
-from goldfish.methods import Method, Plan, method_named, ordinary, refuse_unhandled
+from goldfish.methods import (
+    Method,
+    Plan,
+    deletion_kind,
+    method_named,
+    not_honoured,
+    ordinary,
+    refuse_unhandled,
+)
+from goldfish.methods.filing import file
 from goldfish.models import fresh_params
 from goldfish.training import LocalWorkspace, Settings, TrainingSettings, predict
 from goldfish.types import (
@@ -27,6 +36,7 @@ from goldfish.types import (
     Failure,
     Federation,
     HistoryEntry,
+    NotHonoured,
     Params,
     Round,
     Scalar,
@@ -46,6 +56,8 @@ class RoundRecord:
     failures: Sequence[Failure]
     scores: Scores | None
     """The global model on the test set, when there is one."""
+    absent: Sequence[str] = ()
+    """Clients that the method forgets through and that did not take part."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,8 @@ class Unlearned:
     params: Params
     rounds: Sequence[RoundRecord]
     notes: Sequence[str] = field(default_factory=tuple)
+    not_honoured: Sequence[NotHonoured] = ()
+    """Requests whose data is still in the model, and why. Empty when the deletion is done."""
 
     @property
     def model(self) -> nn.Module:
@@ -173,6 +187,9 @@ def unlearn(
     ``method`` is a name from ``goldfish methods`` or a :class:`Method` of your own. ``test`` is
     the server's test set: adaptive weights and the round-level stop measure models on it, and
     every round is scored.
+
+    Look at ``not_honoured`` of the result: it lists the requests that the model does not honour,
+    because a client that the method forgets through was not there often enough.
     """
     if not isinstance(trained, Trained):
         what = type(trained).__name__
@@ -192,11 +209,21 @@ def unlearn(
         test=scored,
         seed=trained.seed if seed is None else seed,
     )
-    trained.federation.check_requests(requests)
+    file(trained.federation, requests)
     if trained.states is not None:
         trained.federation.restore(trained.states)
     records, params, _, _ = _collect(plan, chosen.unlearn(plan, own), scored)
-    return Unlearned(trained.federation, chosen.name, params, records, chosen.notes(plan, own))
+    lost = not_honoured(plan, [record.absent for record in records], params)
+    for left in lost:
+        warnings.warn(
+            f"The request of {left.request.client_id} is not honoured: {left.reason}. Its data is "
+            "still in the model.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return Unlearned(
+        trained.federation, chosen.name, params, records, chosen.notes(plan, own), lost
+    )
 
 
 def training_plan(
@@ -243,6 +270,12 @@ def unlearning_plan(
         if request.client_id not in federation.client_ids:
             hint = f"The federation has {len(federation.client_ids)} clients."
             raise ConfigError(unknown("client", request.client_id, federation.client_ids, hint))
+    left = {request.client_id for request in honoured if deletion_kind(request) == "client"}
+    for request in requests:
+        if request.client_id in left and request not in honoured:
+            raise ConfigError(
+                f"{request.client_id} has left with all of its data: the model is free of it."
+            )
     refuse_unhandled(method, requests)
     if method.prepare is not None and trained.method != method.name:
         raise ConfigError(
@@ -278,6 +311,9 @@ def unlearning_plan(
         server=_server(federation, training, test, seed),
     )
     method.check(plan, own)
+    if method.needs_askers(plan, own):
+        asking = {request.client_id for request in plan.new}
+        plan = replace(plan, askers=[c for c in federation.client_ids if c in asking])
     return plan
 
 
@@ -338,7 +374,7 @@ def _collect(
                 RuntimeWarning,
                 stacklevel=3,
             )
-        records.append(RoundRecord(this.index, cost, this.failures, scores))
+        records.append(RoundRecord(this.index, cost, this.failures, scores, this.absent))
     own = {name: t.clone() for name, t in params.items()}  # for a user to change
     return records, own, history, memo
 

@@ -10,7 +10,6 @@ from goldfish.data import TensorExamples
 from goldfish.data.partition import Partition, explicit, partition
 from goldfish.data.removal import (
     choose_rate,
-    refuse_unmatched,
     requests_for_class,
     requests_for_clients,
     requests_for_samples,
@@ -21,11 +20,6 @@ from goldfish.types import Client, DeletionRequest
 
 EXAMPLES = TensorExamples(torch.arange(6.0).view(6, 1), torch.tensor([0, 1, 2, 0, 1, 2]))
 CLIENT = Client("client-1", EXAMPLES)
-CLIENTS = [
-    CLIENT,
-    Client("client-2", TensorExamples(torch.zeros(2, 1), torch.tensor([5, 5]))),
-    Client("client-3", TensorExamples(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long))),
-]
 
 
 def removed_ids(client: Client) -> list[str]:
@@ -110,36 +104,6 @@ def test_a_class_label_is_of_any_integer_type(label: Any) -> None:
     assert type(request.class_label) is int
     assert request == DeletionRequest("client-1", class_label=1)
     assert removed_ids(split(CLIENT, [request])) == ["1", "4"]
-
-
-@pytest.mark.parametrize(
-    ("requests", "words"),
-    [
-        ([DeletionRequest("client-1", class_label=9)], "'client-1' holds no sample of class 9"),
-        ([DeletionRequest("client-2", class_label=0)], r"class 0.* Held are the classes 5\."),
-        ([DeletionRequest("client-3", class_label=0)], r"class 0.* Held are the classes none\."),
-        (
-            [DeletionRequest(f"client-{n}", class_label=9) for n in (1, 2, 3)],
-            r"None of the 3 clients .* class 9: .* Held are the classes 0, 1, 2, 5\.",
-        ),
-        (
-            [DeletionRequest("client-1", class_label=0), DeletionRequest("client-2", ["0", "x"])],
-            "'client-2' does not hold sample 'x'",
-        ),
-        ([DeletionRequest("client-3")], "'client-3' has no samples"),
-    ],
-)
-def test_a_request_that_names_nothing_is_refused(
-    requests: list[DeletionRequest], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        refuse_unmatched(CLIENTS, requests)
-
-
-def test_a_class_need_not_be_held_by_every_client_that_is_asked() -> None:
-    requests = [DeletionRequest(client.id, class_label=5) for client in CLIENTS]
-    refuse_unmatched(CLIENTS, requests)
-    assert [removed_ids(split(client, requests)) for client in CLIENTS] == [[], ["0", "1"], []]
 
 
 def test_a_request_may_be_made_from_any_iterable() -> None:

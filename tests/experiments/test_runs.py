@@ -11,8 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from goldfish.errors import StoreError
+from goldfish.experiments.config import parse_config
+from goldfish.experiments.runner import run_experiment
+from goldfish.experiments.scenario import Machine
 from goldfish.store import load_checkpoint
 
 Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -49,6 +54,7 @@ def test_a_run_leaves_everything_behind(
         "partition.json",
         "pinned.json",
         "report.html",
+        "requests.json",
         "result.json",
         "samples.json",
     ]
@@ -264,3 +270,45 @@ def test_other_deletions(
     if deletion == ["deletion.class_label=4"]:
         assert kinds == {"class"}
         assert result["methods"]["retrain"]["final"]["per_class"][4] == 0
+
+
+def test_a_lost_file_of_ids_and_deleted_samples_do_not_block_a_resumed_run(tmp_path: Path) -> None:
+    """Who holds what and who asks for what is stored with the run, and the bits stay the same."""
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 255, (90, 6, 6, 1)).astype(np.uint8)
+    data: dict[str, Any] = {"x_train": pixels[:60], "y_train": np.arange(60) % 3}
+    data |= {"x_test": pixels[60:], "y_test": np.arange(30) % 3}
+    data["ids_train"] = np.array([f"p{n}" for n in range(60)])
+    np.savez(tmp_path / "data.npz", **data)
+    (tmp_path / "ids.txt").write_text("p3\np17\np21\n")
+    config = parse_config(
+        {
+            "data": {"name": "npz", "path": str(tmp_path / "data.npz"), "clients": 2},
+            "model": {"name": "mlp", "options": {"hidden": 8}},
+            "training": {"rounds": 2, "batch_size": 10, "shards": 2, "shard_mode": "isolated"},
+            "deletion": {"samples": str(tmp_path / "ids.txt")},
+            "unlearning": {"methods": ["retrain"], "rounds": 3},
+        }
+    )
+    machine = Machine(threads=1)
+    for _ in run_experiment(config, tmp_path / "whole", machine):
+        pass
+    for step in (steps := run_experiment(config, tmp_path / "run", machine)):
+        if (step.phase, step.round) == ("retrain", 1):
+            break
+    steps.close()  # type: ignore[attr-defined]
+    early = run_experiment(config, tmp_path / "early", machine)
+    assert next(early).phase == "origin"
+    early.close()  # type: ignore[attr-defined]
+
+    (tmp_path / "ids.txt").unlink()
+    left = [n for n in range(60) if n not in (3, 17, 21)]
+    for name in ("x_train", "y_train", "ids_train"):
+        data[name] = data[name][left]
+    np.savez(tmp_path / "data.npz", **data)
+    with pytest.raises(StoreError, match="3 of the samples to be removed are not there any more"):
+        list(run_experiment(config, tmp_path / "early", machine, resume=True))
+    for _ in run_experiment(config, tmp_path / "run", machine, resume=True):
+        pass
+    assert checkpoints_of(tmp_path / "run") == checkpoints_of(tmp_path / "whole")
+    assert result_of(tmp_path / "run")["deletion"]["requests"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Error, Message
 from PIL import Image
 
 import goldfish
@@ -187,3 +191,80 @@ def test_half_an_image_folder_has_the_classes_of_the_whole_federation(tmp_path: 
         load_half("image-folder", tmp_path, "train", ("healthy", "ill"))
     with pytest.raises(ConfigError, match="Unknown kind of data 'digits'"):
         load_half("digits", tmp_path, "train")
+
+
+def samples_of(run: Path, phase: str) -> list[int]:
+    """Return the samples that all clients together trained on, round by round."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["samples"] for line in lines if line["phase"] == phase]
+
+
+def test_a_node_remembers_what_it_was_asked_to_remove(
+    wards: Any, make_own: MakeConfig, tmp_path: Path
+) -> None:
+    """A later run of other requests trains without the samples, until their owner lifts them."""
+    (tmp_path / "ids.txt").write_text("ward-a ward-a-3\nward-a ward-a-7\n")
+    run_on(wards, make_own(deletion={"samples": str(tmp_path / "ids.txt")}), tmp_path / "first")
+    assert samples_of(tmp_path / "first", "origin") == [120] * 3
+    other = make_own(deletion={"clients": ["ward-b"]}, unlearning={"methods": ["retrain"]})
+    run_on(wards, other, tmp_path / "second")
+    assert samples_of(tmp_path / "second", "origin") == [118] * 3
+    run_on(wards, other, tmp_path / "third")
+    assert samples_of(tmp_path / "third", "origin") == [78] * 3, "ward-b has left"
+    folder = next(iter(wards.nodes.values()))["state-dir"]
+    command = [sys.executable, "-m", "goldfish", "flower", "tombstones", folder, "ward-a"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert listed.split() == ["ward-a-3", "ward-a-7"]
+    lifted = subprocess.run([*command, "--lift", "ward-a-3"], capture_output=True, text=True)
+    assert lifted.stdout.split() == ["ward-a-7"]
+    wrong = subprocess.run([*command, "--lift", "ward-a-3"], capture_output=True, text=True)
+    assert (wrong.returncode, "never asked to remove" in wrong.stderr) == (1, True)
+    run_on(wards, other, tmp_path / "fourth")
+    assert samples_of(tmp_path / "fourth", "origin") == [79] * 3
+
+
+def test_a_node_that_was_offline_leaves_its_removed_samples_out_when_it_returns(
+    wards: Any, make_own: MakeConfig, tmp_path: Path
+) -> None:
+    """It misses the filing and the first round, and trains without the samples in the second."""
+
+    def fault(message: Message) -> Message:
+        kind = message.metadata.message_type
+        if kind == "train.file" or (kind == "train.goldfish" and len(goldfish_tasks()) == 1):
+            return Message(Error(0, "it is offline"), reply_to=message)
+        reply: Message = wards.carry_out(message)
+        return reply
+
+    def goldfish_tasks() -> list[Message]:
+        kinds = [m for m in wards.tasks() if m.metadata.message_type == "train.goldfish"]
+        return [m for m in kinds if m.metadata.dst_node_id == 10]
+
+    wards.faults = {10: fault}
+    (tmp_path / "ids.txt").write_text("".join(f"ward-a ward-a-{n}\n" for n in range(10)))
+    config = make_own(
+        deletion={"samples": str(tmp_path / "ids.txt")},
+        unlearning={"methods": ["goldfish"], "goldfish": {"removed_weight": 0.0, "mu_c": 0.0}},
+    )
+    run_on(wards, config, tmp_path / "out")
+    assert samples_of(tmp_path / "out", "goldfish") == [80, 110]
+
+
+def test_samples_that_were_deleted_from_the_disk_do_not_block_a_resumed_run(
+    wards: Any, make_own: MakeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "ids.txt").write_text("ward-a ward-a-3\nward-a ward-a-7\n")
+    config = make_own(deletion={"samples": str(tmp_path / "ids.txt")})
+    steps = run_experiment(config, tmp_path / "out", MACHINE, engine=engine_on(wards, config))
+    for step in steps:
+        if (step.phase, step.round) == ("goldfish", 1):
+            break
+    steps.close()  # type: ignore[attr-defined]
+    (tmp_path / "ids.txt").unlink()
+    whole = np.load(tmp_path / "ward-a.npz")
+    left = [n for n in range(40) if n not in (3, 7)]
+    np.savez(tmp_path / "ward-a.npz", **{name: whole[name][left] for name in whole.files})
+    again = run_experiment(
+        config, tmp_path / "out", MACHINE, resume=True, engine=engine_on(wards, config)
+    )
+    assert [step.phase for step in again][-1] == "retrain"
+    assert (tmp_path / "out" / "result.json").exists()

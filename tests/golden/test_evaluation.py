@@ -11,11 +11,15 @@ from torch import Tensor, tensor
 
 from goldfish.evaluation import (
     backdoor_success,
+    class_matched,
     confidence,
+    finding,
     jsd,
     jsd_distance,
     l2,
     paired_p,
+    sample_hits,
+    sample_losses,
     score,
     welch,
 )
@@ -126,3 +130,91 @@ def test_welch_with_unequal_sizes() -> None:
     assert result.statistic == pytest.approx(-3 / math.sqrt(2))
     assert result.effect_size == pytest.approx(-3 / math.sqrt(4.4))
     assert result.p == pytest.approx(2 * t.sf(3 / math.sqrt(2), 216 / 53))
+
+
+def test_class_matched() -> None:
+    """Removed: 0.1 and 0.3 of class 0, 0.2 of class 1; unseen: 0.5, 0.7 and 0.8, 1.2, and class 2.
+
+    Class 0 weighs 2/3, class 1 weighs 1/3, class 2 nothing. Unseen mean 2/3 * 0.6 + 1/3 * 1 =
+    11/15, removed mean 0.2 = 3/15, gap 8/15. (With the unseen classes as they are, half and half,
+    it would be 0.8 - 0.2 = 0.6; with class 2 in it far more.)
+    Unseen variances 0.02 and 0.08, together 2/3 * 0.02 + 1/3 * 0.08 = 0.04. Removed samples lie
+    0.5, 0.3 and 0.8 below the mean of their class: variance 0.19 / 3 = 0.0633, the larger one.
+    Squared error 0.19 / 9 + (4/9 * 0.02 / 2 + 1/9 * 0.08 / 2) = 0.19/9 + 0.08/9 = 0.03. Four unseen
+    samples in two classes leave 2 degrees of freedom: Student's 97.5 % quantile is
+    0.95 * sqrt(2 / (4 * 0.975 * 0.025)) = 4.30265, so half of the interval is 0.745242.
+    """
+    found = class_matched(
+        tensor([0.1, 0.2, 0.3]),
+        tensor([0, 1, 0]),
+        tensor([0.8, 0.5, 1.2, 0.7, 9.0, 9.0]),
+        tensor([1, 0, 1, 0, 2, 2]),
+    )
+    assert found is not None
+    assert found.removed_mean == pytest.approx(0.2)
+    assert found.unseen_mean == pytest.approx(11 / 15)
+    assert found.difference == pytest.approx(8 / 15)
+    assert found.high - found.difference == pytest.approx(0.745242, abs=1e-5)
+    assert found.difference - found.low == pytest.approx(0.745242, abs=1e-5)
+    assert (found.removed, found.unseen, found.left_out) == (3, 4, 0)
+
+
+def test_class_matched_takes_the_spread_of_unseen_samples_where_it_is_larger() -> None:
+    """Two equal removed samples have no spread of their own; a third is of a class nobody has.
+
+    Unseen 0, 1, 2: mean 1, variance 1. Gap 1 - 0 = 1, squared error 1/2 + 1/3 = 5/6, 2 degrees of
+    freedom: half of the interval is 4.30265 * sqrt(5/6) = 3.92776.
+    """
+    found = class_matched(
+        tensor([0.0, 0.0, 5.0]), tensor([3, 3, 4]), tensor([0.0, 1, 2, 7]), tensor([3, 3, 3, 4])
+    )
+    assert found is not None
+    assert (found.removed, found.unseen, found.left_out) == (2, 3, 1)
+    assert found.difference == pytest.approx(1)
+    assert found.high == pytest.approx(1 + 3.92776, abs=1e-4)
+
+
+def test_gaps_of_two_models_are_compared_sample_by_sample() -> None:
+    """Two models' losses; the gap of their differences is the difference of their gaps.
+
+    Removed: 0.1, 0.9 and 0.2, 1.0; unseen: 0.3, 1.1 and 0.2, 1.0, all of one class. Gaps
+    0.7 - 0.5 = 0.2 and 0.6 - 0.6 = 0, difference 0.2. The differences are -0.1, -0.1 and 0.1, 0.1:
+    they do not vary, so the interval has no width, where that of the first gap alone spans
+    12.7062 * sqrt(0.32 / 2 + 0.32 / 2) = 7.2 to each side (1 degree of freedom, variances 0.32).
+    """
+    mine, theirs = tensor([0.1, 0.9]), tensor([0.2, 1.0])
+    mine_unseen, theirs_unseen = tensor([0.3, 1.1]), tensor([0.2, 1.0])
+    one = tensor([0, 0])
+    alone = class_matched(mine, one, mine_unseen, one)
+    paired = class_matched(mine - theirs, one, mine_unseen - theirs_unseen, one)
+    assert alone is not None
+    assert paired is not None
+    assert alone.high - alone.difference == pytest.approx(12.7062 * math.sqrt(0.32), abs=1e-3)
+    assert paired.difference == pytest.approx(0.2)
+    assert paired.low == pytest.approx(0.2, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "expected"),
+    [
+        (0.05, 0.01, 0.09, "remembers"),
+        (0.02, 0.001, 0.039, "remembers"),
+        (0.019, 0.018, 0.020, "alike"),  # certain, and too small to matter
+        (0.50, -0.1, 1.1, "alike"),  # large, and perhaps chance
+        (-0.05, -0.09, -0.01, "over-forgets"),
+        (-0.019, -0.020, -0.018, "alike"),
+        (-0.50, -1.1, 0.1, "alike"),
+    ],
+)
+def test_finding(difference: float, low: float, high: float, expected: str) -> None:
+    """0 must lie outside of the interval, and the difference be at least 0.02, to either side."""
+    assert finding(difference, low, high) == expected
+
+
+def test_losses_and_hits_of_samples() -> None:
+    """Softmax (3/4, 1/4), label 0: right, ln(4/3). (1/4, 3/4), label 0: wrong, ln 4."""
+    logits = logits_of([0.75, 0.25], [0.25, 0.75])
+    assert sample_losses(logits, tensor([0, 0])).tolist() == pytest.approx(
+        [math.log(4 / 3), math.log(4)]
+    )
+    assert sample_hits(logits, tensor([0, 0])).tolist() == [100.0, 0.0]

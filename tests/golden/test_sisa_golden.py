@@ -80,7 +80,8 @@ def client_of_equal_slices() -> tuple[Client, list[list[str]]]:
 @pytest.fixture
 def trained() -> Callable[[], goldfish.Trained]:
     def build() -> goldfish.Trained:
-        federation = goldfish.InProcess([client_of_equal_slices()[0]], lambda: nn.Linear(3, 2))
+        client, _ = client_of_equal_slices()
+        federation = goldfish.InProcess([client], lambda: nn.Linear(3, 2), remember=False)
         return goldfish.train(
             federation,
             method=SISA,

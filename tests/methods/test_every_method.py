@@ -151,8 +151,7 @@ def test_a_class_that_nobody_holds_is_an_error(
         requests = [DeletionRequest(client, class_label=77) for client in clients]
         goldfish.unlearn(trained, requests, method=name, rounds=1, test=test_set)
 
-    words = r"Client 'client-1' holds no sample of class 77.* Held are the classes 0, 1, 2\."
-    with pytest.raises(goldfish.ConfigError, match=words):
+    with pytest.raises(goldfish.ConfigError, match="'client-1' holds no sample of class 77"):
         unlearn("client-1")
     with pytest.raises(goldfish.ConfigError, match="None of the 3 clients that were asked holds"):
         unlearn("client-1", "client-2", "client-3")

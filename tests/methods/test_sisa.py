@@ -29,7 +29,7 @@ SIZES = (40, 24, 18)
 def train(clients: Sequence[Client], net: Net, **more: Any) -> goldfish.Trained:
     settings = {**TRAINING, **LAYOUT.model_dump(), **more}
     workers = settings.pop("workers", 1)
-    federation = goldfish.InProcess(clients, net, workers=workers)
+    federation = goldfish.InProcess(clients, net, workers=workers, remember=False)
     return goldfish.train(federation, method=SISA, **settings)
 
 
@@ -249,6 +249,11 @@ def test_what_training_and_unlearning_cost(make_clients: MakeClients, small_net:
     assert result.cost.bytes_kept == 2 * 3 * model
     gone = unlearn(trained, [DeletionRequest("client-1")])
     assert (gone.cost.bytes_sent, gone.cost.steps) == (0, 0)
+
+
+def test_a_request_that_matches_nothing_is_an_error(trained: goldfish.Trained) -> None:
+    with pytest.raises(goldfish.ConfigError, match="'client-1' holds no sample of class 7"):
+        unlearn(trained, [DeletionRequest("client-1", class_label=7)])
 
 
 def test_a_client_that_holds_nothing_of_the_class_takes_no_step(

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import pytest
 from PIL import Image
 
+from goldfish.evaluation import finding
+
 TEN = (
     *("origin", "goldfish", "goldfish-warm", "retrain", "retrain-tuned", "rapid-retrain"),
     *("incompetent-teacher", "sisa", "fed-eraser", "fed-recovery", "gradient-ascent"),
@@ -143,6 +145,7 @@ def result(
 GAPS = {  # memory gap at the end; 0.004 where none is named
     "origin": 0.091,
     "goldfish": 0.012,
+    "retrain": 0.004,
     "incompetent-teacher": -0.058,
     "fed-recovery": 0.083,
     "gradient-ascent": 0.071,
@@ -150,6 +153,29 @@ GAPS = {  # memory gap at the end; 0.004 where none is named
 ONE_ROUND = ("fed-recovery", "gradient-ascent")
 KEPT = {"fed-eraser": 48_000_000, "fed-recovery": 19_000_000, "sisa": 7_100_000}
 MISSED = ("rapid-retrain", "sisa", "fed-recovery", "gradient-ascent", "incompetent-teacher")
+
+
+def give_memory(
+    entry: dict[str, Any], gap: float, to_retrain: float | None = None, half: float = 0.01
+) -> None:
+    """Compare a method's removed samples with unseen ones; ``half`` is half of an interval."""
+    apart = gap if to_retrain is None else to_retrain
+    ends = {"low": apart - half, "high": apart + half}
+    entry["final"] |= {
+        "memory_gap": gap,
+        "memory": {
+            "gap": gap,
+            "low": gap - half,
+            "high": gap + half,
+            "removed": 144,
+            "unseen": 359,
+            "left_out": 3,
+            "removed_right": 99.3,
+            "unseen_right": 97.2,
+            "to_retrain": None if to_retrain is None else {"difference": to_retrain, **ends},
+            "finding": finding(apart, ends["low"], ends["high"]),
+        },
+    }
 
 
 def grown(
@@ -160,7 +186,8 @@ def grown(
     for name, entry in found["methods"].items():
         end, seconds = GAPS.get(name, 0.004), entry["cost"]["seconds"]
         rounds = entry["rounds"] = entry["rounds"][-1:] if name in ONE_ROUND else entry["rounds"]
-        entry["final"]["memory_gap"] = end
+        compared = "retrain" in methods and name != "retrain"
+        give_memory(entry, end, end - GAPS["retrain"] if compared else None)
         entry["cost"]["bytes_kept"] = KEPT.get(name, 0)
         for index, record in enumerate(rounds, 1):
             last = index == len(rounds)
@@ -174,6 +201,7 @@ def grown(
             cost = {key: 4 * value for key, value in entry["cost"].items()}
             trained = {"accuracy": 91.9, "backdoor_success": 97.2 if backdoor else None}
             entry["training"] = {"final": trained, "cost": cost}
+            give_memory(entry["training"], 0.08, 0.076 if compared else None)
         if name != "origin" and "retrain" in methods:
             done, missed = (10 if name == "retrain" else 7), name in MISSED
             spent = {"round": done, "seconds": 0.1 * done * seconds, "steps": 9, "samples": 90}
@@ -182,6 +210,8 @@ def grown(
             entry["speed_up"] = None if missed else slow / (0.1 * done * seconds)
         if seeds > 1:
             _add_spread(name, entry, seeds)
+    found["margins"] = {"accuracy": 0.5, "backdoor": 1.0, "memory": 0.02}
+    found["deletion"] |= {"clean_samples": 107, "removed_classes": []}
     return found | ({"seeds": list(range(seeds))} if seeds > 1 else {})
 
 
@@ -254,6 +284,16 @@ def make_result() -> MakeResult:
 @pytest.fixture
 def make_grown() -> MakeResult:
     return grown
+
+
+@pytest.fixture
+def remember() -> Callable[..., None]:
+    """Return a function that gives a method of a result a memory gap."""
+
+    def give(result: dict[str, Any], name: str, *numbers: Any) -> None:
+        give_memory(result["methods"][name], *numbers)
+
+    return give
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from goldfish.report import contents, figures, formatting, scales
 from goldfish.report.seeds import seeds_table
-from goldfish.report.summary import COLUMNS, MAIN, MORE, SHORT, summary_rows, table
+from goldfish.report.summary import COLUMNS, MAIN, MORE, SHORT, subject, summary_rows, table
+from goldfish.report.verdicts import judged_rows
 
 
 @pytest.mark.parametrize("module", [formatting, figures, contents, scales])
@@ -35,10 +36,11 @@ def test_rows_are_the_numbers_of_the_result(make_result: Any) -> None:
 
 
 def test_cells(make_result: Any) -> None:
-    headings, cells = table(summary_rows(make_result()))
-    new = {"memory_gap", "to_quality", "speed_up"}
+    headings, cells = table(judged_rows(make_result()))
+    new = {"memory_gap", "to_quality", "speed_up", "removed_class"}
     assert headings == [COLUMNS[key][0] for key in MAIN if key not in new]
     goldfish = dict(zip(headings, cells[1], strict=True))
+    assert goldfish["verdict"] == "backdoor gone"
     assert goldfish["accuracy"] == "95.5 %"
     assert goldfish["vs retrain, points"] == "+0.4 / +0.3"
     assert goldfish["time"] == "5.89 s"
@@ -50,16 +52,64 @@ def test_cells(make_result: Any) -> None:
 
 def test_cells_of_a_grown_result(make_grown: Any) -> None:
     """Goldfish takes 0.7 * 3.1 * 1.9 = 4.12 s to quality, retrain 15.5 s: 3.8 times as much."""
-    headings, cells = table(summary_rows(make_grown()))
-    assert headings == [COLUMNS[key][0] for key in MAIN]
+    headings, cells = table(judged_rows(make_grown()))
+    assert headings == [COLUMNS[key][0] for key in MAIN if key != "removed_class"]
     rows = {row[0]: dict(zip(headings, row, strict=True)) for row in cells}
-    assert rows["goldfish"]["memory gap"] == "0.012"
+    assert rows["goldfish"]["memory gap"] == "0.012\n0.002 to 0.022"
+    assert rows["goldfish"]["verdict"] == "backdoor gone, like unseen samples"
+    assert rows["origin"]["verdict"] == "–"
     assert rows["goldfish"]["to quality"] == "4.12 s"
     assert rows["goldfish"]["speed-up"] == "3.8×"
-    assert rows["incompetent-teacher"]["memory gap"] == "−0.058"
+    assert rows["incompetent-teacher"]["memory gap"] == "−0.058\n−0.068 to −0.048"
     assert rows["sisa"]["to quality"] == "not reached"
     assert rows["sisa"]["speed-up"] == rows["origin"]["to quality"] == "–"
     assert rows["fed-eraser"]["kept"] == "45.8 MiB"
+
+
+def test_percentages_say_of_how_many_images_they_are(make_grown: Any) -> None:
+    """Of 359 images a 95 % interval stands below; of 10,000 it is too narrow to matter.
+
+    Goldfish: 95.5 % of 359. Wilson's middle is (0.955 + 3.8416 / 718) / (1 + 3.8416 / 359) =
+    0.960350 / 1.010701 = 0.950182, half of it 1.96 / 1.010701 * sqrt(0.042975 / 359 +
+    3.8416 / 515524) = 1.939248 * 0.0112775 = 0.021870: 92.8 to 97.2 %.
+    """
+    result = make_grown()
+    result["test_images"] = {"accuracy": 359, "backdoor": 10_000, "removed_class": 0}
+    headings, cells = table(judged_rows(result))
+    goldfish = dict(zip(headings, cells[1], strict=True))
+    assert goldfish["accuracy (359 images)"] == "95.5 %\n92.8 to 97.2"
+    assert goldfish["backdoor (10,000 images)"] == "0.6 %"
+    several = make_grown(seeds=3) | {"test_images": result["test_images"]}
+    headings, cells = table(judged_rows(several))
+    goldfish = dict(zip(headings, cells[1], strict=True))
+    assert goldfish["accuracy (359 images)"] == "95.5 ± 0.2 %"
+
+
+def test_the_removed_class_stands_beside_the_accuracy(make_result: Any) -> None:
+    result = make_result()
+    for method in result["methods"].values():
+        method["final"]["removed_class_accuracy"] = 0.0
+    result["test_images"] = {"accuracy": 2000, "removed_class": 36}
+    headings, cells = table(summary_rows(result))
+    assert dict(zip(headings, cells[1], strict=True))["removed class (36 images)"] == (
+        "0.0 %\n0.0 to 9.6"
+    )
+    headings, cells = table(summary_rows(result), SHORT)
+    assert dict(zip(headings, cells[1], strict=True))["removed\nclass %"] == "0.0"
+
+
+def test_the_subject_is_what_the_reader_asked_for(make_result: Any) -> None:
+    result = make_result(["origin", "goldfish", "retrain", "sisa"])
+    for asked, expected in (
+        (["sisa", "goldfish", "retrain"], "sisa"),
+        (["retrain", "goldfish"], "goldfish"),
+        (["retrain"], "goldfish"),  # what ran beside it
+        (None, "goldfish"),
+    ):
+        result["config"]["unlearning"]["methods"] = asked
+        assert subject(result) == expected
+    assert subject(make_result(["origin", "retrain"])) == "retrain"
+    assert subject(make_result(["origin"])) is None
 
 
 def test_cells_of_several_seeds(make_grown: Any) -> None:

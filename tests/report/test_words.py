@@ -44,7 +44,7 @@ def test_gone(make_result: Any) -> None:
         (8.0, 1.0, 0.3, "unclear", "the backdoor never took"),
         (10.2, 0.3, 0.3, "unclear", "the backdoor never took"),  # 9.9 points
         (10.4, 0.3, 0.3, "gone", "as far as a weak backdoor can show"),  # 10.1 points
-        (12.7, 0.0, 0.0, "gone", "Weak evidence: origin's backdoor success is only 12.7 points"),
+        (12.7, 0.0, 0.0, "gone", "Weak evidence: in origin the trigger adds only 12.7 points more"),
         (50.4, 0.3, 0.3, "gone", "as far as the backdoor test can show"),  # 50.1 points
         (50.0, 45.0, 45.0, "unclear", "this test cannot tell"),
         (20.0, 1.0, 40.0, "unclear", "this test cannot tell"),  # retrain has more than origin
@@ -106,9 +106,10 @@ def test_goldfish_diverged(make_result: Any) -> None:
     assert "goldfish diverged and gives no model: non-finite loss on client-1." in text(result)
 
 
-def test_no_backdoor(make_result: Any) -> None:
+def test_no_test_at_all(make_result: Any) -> None:
     result = make_result(backdoor=False)
     assert headline(result).status == "unclear"
+    assert headline(result).verdict == "No verdict: nothing to test"
     assert "carried no backdoor" in text(result)
     assert "closer to retrain's than origin's are (JSD 0.0234 against 0.0627)" in text(result)
     result["methods"]["origin"]["similarity"]["jsd"] = None
@@ -123,8 +124,12 @@ def test_only_retrain_and_only_origin(make_result: Any) -> None:
     assert headline(make_result(["origin"])).status == "unclear"
 
 
-def test_another_method_leads_where_goldfish_did_not_run(make_result: Any) -> None:
+def test_the_method_that_the_reader_asked_for_leads(make_result: Any) -> None:
     assert "4.1 % (rapid-retrain)" in text(make_result(["origin", "retrain", "rapid-retrain"]))
+    result = make_result(["origin", "fed-recovery", "goldfish", "retrain"])
+    assert headline(result).verdict.startswith("Not gone: the backdoor still works")
+    assert "fell only from 99.6 % (origin) to 61.0 % (fed-recovery)" in text(result)
+    assert "Verdicts on the other methods: goldfish: backdoor gone." in text(result)
 
 
 def test_other_methods_and_notes_are_named(make_result: Any) -> None:
@@ -153,56 +158,6 @@ def test_asked(make_result: Any, kind: str, clients: list[str], expected: str) -
     assert expected in asked_sentence(result)
 
 
-def test_removed_class(make_result: Any) -> None:
-    result = make_result()
-    result["config"]["deletion"]["class_label"] = 0
-    assert "Accuracy on class 0: 95.8 % (origin), 95.5 % (goldfish)" in text(result)
-
-
-def test_memory_gap(make_grown: Any) -> None:
-    """Of the 0.087 between origin and retrain, goldfish has 0.008 left: 9 %."""
-    assert (
-        "Removed samples without a trigger: their mean loss is 0.091 below that of unseen ones in "
-        "origin, 0.012 below in goldfish and 0.004 below in retrain; "
-        "9 % of what sets origin apart from retrain is left in goldfish."
-    ) in headline(make_grown()).sentences
-
-
-@pytest.mark.parametrize(
-    ("origin", "goldfish", "retrain", "status", "words"),
-    [
-        (0.09, 0.0, 0.01, "gone", "0.000 below in goldfish and 0.010 below in retrain; 0 % of"),
-        (0.09, 0.02, -0.01, "gone", "and 0.010 above in retrain; 30 % of"),
-        (0.09, 0.05, 0.01, "partly", "samples without a trigger are still known"),  # 50 %
-        (0.09, -0.05, 0.01, "gone", "difference lies beyond retrain's"),
-        (0.02, 0.02, 0.01, "gone", "differs too little from retrain's to tell anything"),
-        (None, 0.02, 0.01, "gone", "is 0.020 below that of unseen ones in goldfish and 0.010"),
-        (0.09, 0.02, None, "gone", "ones in origin and 0.020 below in goldfish."),
-    ],
-)
-def test_memory_gaps(
-    make_grown: Any,
-    origin: float | None,
-    goldfish: float,
-    retrain: float | None,
-    status: str,
-    words: str,
-) -> None:
-    result = make_grown()
-    for name, value in (("origin", origin), ("goldfish", goldfish), ("retrain", retrain)):
-        result["methods"][name]["final"]["memory_gap"] = value
-    assert headline(result).status == status
-    assert words in text(result)
-
-
-def test_memory_gap_without_a_backdoor(make_grown: Any) -> None:
-    result = make_grown(backdoor=False)
-    assert headline(result).status == "unclear"
-    result["methods"]["goldfish"]["final"]["memory_gap"] = 0.08
-    assert headline(result).status == "kept"
-    assert "Not gone: the removed samples are still known" in text(result)
-
-
 @pytest.mark.parametrize(
     ("speed_up", "words"),
     [
@@ -225,11 +180,3 @@ def test_quality_not_reached(make_grown: Any) -> None:
     assert "rapid-retrain reached retrain's quality in 2 of 3 seeds only." in text(result)
     assert "All numbers are means over 3 seeds." in text(result)
     assert "quality" not in text(make_grown(["origin", "retrain"]))
-
-
-def test_quality_reached_before_the_last_deletion(make_grown: Any) -> None:
-    """The second of two deletions comes after round 5."""
-    result = make_grown(stages=2)
-    assert "deletion arrived" not in text(result)
-    result["methods"]["goldfish"]["time_to_quality"]["round"] = 3
-    assert "; in round 3, before the 2nd deletion arrived)." in text(result)

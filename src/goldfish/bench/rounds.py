@@ -110,6 +110,7 @@ class Bench:
             work.factory(),
             device=work.device,
             compiled=work.compiled,
+            remember=False,
         )
 
     def train(self, rounds: int = 1) -> Trained:

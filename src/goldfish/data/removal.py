@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,69 +17,50 @@ from goldfish.types import Client, DeletionRequest, Examples
 _LARGEST_SHARE = 3, 4  # of a client's data that a deletion rate may take before the next one joins
 
 
-def split(client: Client, requests: Sequence[DeletionRequest]) -> Client:
-    """Return the client with its data split into retained and removed, for all its requests.
+def split(
+    client: Client,
+    requests: Sequence[DeletionRequest],
+    honoured: Sequence[DeletionRequest] = (),
+) -> Client:
+    """Return the client with its data split into retained, removed and gone.
 
-    Requests to other clients are passed over, and so is a class that this client does not hold
-    (:func:`refuse_unmatched` sees that another one does). Call it on the client as it was before
-    any deletion, with all requests so far: a client that is already split is refused.
+    Removed is what ``requests`` name and no earlier request did. Gone is what ``honoured``, the
+    earlier requests, name, and the rest of what the client has a tombstone for. Requests to other
+    clients are passed over, and so is a class that this client does not hold. Call it on the client
+    as it was before any deletion: a client that is already split is refused.
     """
     own = [request for request in requests if request.client_id == client.id]
-    if not own:
+    earlier = [request for request in honoured if request.client_id == client.id]
+    tombstones = client.state.tombstones
+    if not own and not earlier and not tombstones:
         return client
-    if client.removed is not None:
+    if client.removed is not None or client.gone:
         raise ConfigError(
             f"Client {client.id!r} is split already. Split the original client by all requests."
         )
-    removed = torch.zeros(len(client.retained), dtype=torch.bool)
+    removed, before = (torch.zeros(len(client.retained), dtype=torch.bool) for _ in range(2))
     for request in own:
         removed |= _matches(client, request)
-    if not bool(removed.any()):
+    for request in earlier:
+        before |= _matches(client, request, may_be_missing=True)
+    removed &= ~before
+    if tombstones:
+        before |= torch.tensor([i in tombstones for i in client.retained.ids], dtype=torch.bool)
+    gone = before & ~removed
+    left_over = _named(own + earlier).union(tombstones).difference(client.retained.ids)
+    if not bool((removed | gone).any()) and not left_over:
         return client
+    ids = client.retained.ids
     return replace(
         client,
-        retained=Subset(client.retained, (~removed).nonzero().flatten()),
-        removed=Subset(client.retained, removed.nonzero().flatten()),
+        retained=Subset(client.retained, (~removed & ~gone).nonzero().flatten()),
+        removed=Subset(client.retained, removed.nonzero().flatten()) if removed.any() else None,
+        gone=(*(ids[place] for place in gone.nonzero().flatten().tolist()), *sorted(left_over)),
     )
 
 
-def refuse_unmatched(clients: Iterable[Client], requests: Sequence[DeletionRequest]) -> None:
-    """Raise where a request names nothing that is there: nothing would be removed.
-
-    Samples must all be held by the client that is asked. A class may be asked of several clients,
-    as by :func:`requests_for_class`: one of them must hold a sample of it, the others need not.
-    """
-    by_id = {client.id: client for client in clients}
-    asked: dict[int, list[Client]] = {}
-    for request in requests:
-        client = by_id[request.client_id]
-        if request.class_label is not None:
-            asked.setdefault(request.class_label, []).append(client)
-        elif not bool(_matches(client, request).any()):
-            raise ConfigError(f"Client {client.id!r} has no samples: there is nothing to remove.")
-    for label, holders in asked.items():
-        held = sorted({int(i) for client in holders for i in client.retained.labels.unique()})
-        if label not in held:
-            classes = ", ".join(map(str, held)) or "none"
-            raise no_such_class(label, [c.id for c in holders], f" Held are the classes {classes}.")
-
-
-def no_such_class(label: int, asked: Sequence[str], more: str = "") -> ConfigError:
-    """Return the error of a class that no client holds that was asked to remove it."""
-    who = f"Client {asked[0]!r}" if len(asked) == 1 else f"None of the {len(asked)} clients"
-    holds = "holds no sample" if len(asked) == 1 else "that were asked holds a sample"
-    return ConfigError(f"{who} {holds} of class {label}: nothing would be removed.{more}")
-
-
-def held_metric(label: int) -> str:
-    """Return the name under which a client answers how much it holds of a class asked for."""
-    return f"held_of_class_{label}"
-
-
-def held_of_classes(examples: Examples, requests: Sequence[DeletionRequest]) -> dict[str, float]:
-    """Return how many of a client's samples are of each class that the requests name."""
-    labels = [r.class_label for r in requests if r.class_label is not None]
-    return {held_metric(label): int((examples.labels == label).sum()) for label in labels}
+def _named(requests: Sequence[DeletionRequest]) -> set[str]:
+    return {sample_id for request in requests for sample_id in request.sample_ids or ()}
 
 
 def choose_rate(
@@ -153,16 +134,20 @@ def requests_for_samples(partition: Partition, sample_ids: Sequence[str]) -> lis
     return requests
 
 
-def _matches(client: Client, request: DeletionRequest) -> Tensor:
-    """Return a mask of the client's samples that one request names."""
+def _matches(client: Client, request: DeletionRequest, *, may_be_missing: bool = False) -> Tensor:
+    """Return a mask of the client's samples that one request names.
+
+    A sample that is missing is an error, unless it was asked for before: then its owner has deleted
+    it since.
+    """
     examples = client.retained
     if request.class_label is not None:
         return (examples.labels == request.class_label).cpu()
     if request.sample_ids is None:
         return torch.ones(len(examples), dtype=torch.bool)
     wanted = set(request.sample_ids)
-    missing = wanted.difference(examples.ids)
-    if missing:
+    missing = wanted.difference(examples.ids, client.state.tombstones)
+    if missing and not may_be_missing:
         raise ConfigError(
             f"Client {client.id!r} does not hold {_some(sorted(missing))}. Check the sample ids."
         )

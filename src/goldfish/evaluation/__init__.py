@@ -5,6 +5,15 @@ from __future__ import annotations
 from goldfish.evaluation.accuracy import Scores, score
 from goldfish.evaluation.backdoor import backdoor_success
 from goldfish.evaluation.cost import Cost, round_cost
+from goldfish.evaluation.memory import (
+    MEMORY_MARGIN,
+    Finding,
+    Matched,
+    class_matched,
+    finding,
+    sample_hits,
+    sample_losses,
+)
 from goldfish.evaluation.similarity import (
     WelchTest,
     confidence,
@@ -16,16 +25,23 @@ from goldfish.evaluation.similarity import (
 )
 
 __all__ = [
+    "MEMORY_MARGIN",
     "Cost",
+    "Finding",
+    "Matched",
     "Scores",
     "WelchTest",
     "backdoor_success",
+    "class_matched",
     "confidence",
+    "finding",
     "jsd",
     "jsd_distance",
     "l2",
     "paired_p",
     "round_cost",
+    "sample_hits",
+    "sample_losses",
     "score",
     "welch",
 ]

@@ -35,4 +35,5 @@ def in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess:
         threads=machine.threads,
         device=machine.device,
         compiled=machine.compiled,
+        remember=False,  # each method of a comparison starts with the removed samples in place
     )

@@ -1,4 +1,4 @@
-"""What a run measures: every round's scores, and at the end the evidence for each method."""
+"""The evidence for each method at the end of a run: ``result.json`` and ``samples.json``."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldfish.data import TensorExamples
 from goldfish.evaluation import (
+    MEMORY_MARGIN,
     Cost,
-    backdoor_success,
     confidence,
     jsd,
     jsd_distance,
     l2,
-    score,
     welch,
 )
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import Engine
-from goldfish.experiments.quality import time_to_quality
-from goldfish.experiments.scenario import Scenario, select
+from goldfish.experiments.evaluator import Evaluator, numbers, removed_classes
+from goldfish.experiments.quality import (
+    ACCURACY_MARGIN,
+    BACKDOOR_MARGIN,
+    has_forgotten,
+    time_to_quality,
+)
+from goldfish.experiments.scenario import Scenario
 from goldfish.methods import deletion_kind
-from goldfish.training import LocalWorkspace, predict
-from goldfish.types import DeletionRequest, Params, Scalar
+from goldfish.types import DeletionRequest, NotHonoured, Params, Scalar
 from goldfish.version import __version__
 
 SCHEMA = 1
@@ -47,6 +50,8 @@ class Outcome:
     memo: Mapping[str, Scalar] = field(default_factory=dict)
     """What its last round remembered."""
     notes: Sequence[str] = ()
+    not_honoured: Sequence[NotHonoured] = ()
+    """Requests whose data is still in the model."""
     history_bytes: int = 0
     """Bytes that the server kept during the original training for this method."""
     preparation: Outcome | None = None
@@ -61,45 +66,6 @@ class Diverged:
     records: Sequence[Mapping[str, Any]]
 
 
-class Evaluator:
-    """Measures models on the scenario's test data."""
-
-    def __init__(self, scenario: Scenario, device: str) -> None:
-        self._scenario = scenario
-        self._clean_removed = _without_trigger(scenario)
-        self.device = device
-        self._workspace = LocalWorkspace(scenario.model, device)
-
-    def logits(self, params: Params, examples: TensorExamples) -> Tensor:
-        """Return a model's logits."""
-        return predict(self._workspace.load("evaluation", params), examples)
-
-    def measure(self, params: Params) -> dict[str, Any]:
-        """Return a model's scores: on clean test data, and on triggered data where there is any."""
-        test, triggered = self._scenario.test, self._scenario.triggered
-        on_test = self.logits(params, test)
-        scores = score(on_test, test.labels.cpu(), self._scenario.num_classes)
-        success = None
-        if triggered is not None and self._scenario.backdoor is not None:
-            logits = self.logits(params, triggered)
-            success = backdoor_success(logits, self._scenario.backdoor.target)
-        gap = None
-        if self._clean_removed is not None:
-            removed = self.logits(params, self._clean_removed)
-            labels = self._clean_removed.labels.cpu()
-            same = torch.isin(test.labels.cpu(), labels)  # unseen samples of the same classes
-            unseen = score(on_test[same], test.labels.cpu()[same], self._scenario.num_classes)
-            gap = unseen.loss - score(removed, labels, self._scenario.num_classes).loss
-        return {
-            "accuracy": scores.accuracy,
-            "loss": scores.loss,
-            "mse": scores.mse,
-            "per_class": list(scores.per_class),
-            "backdoor_success": success,
-            "memory_gap": gap,
-        }
-
-
 def collect_evidence(
     config: Config,
     scenario: Scenario,
@@ -108,15 +74,20 @@ def collect_evidence(
     engine: Engine,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of ``result.json`` and of ``samples.json``."""
+    outcomes = {name: outcomes[name] for name in ("origin", *config.unlearning.methods)}
     finished = {name: o.params for name, o in outcomes.items() if isinstance(o, Outcome)}
     on_test = {name: evaluator.logits(p, scenario.test) for name, p in finished.items()}
-    removed = scenario.removed
     on_removed: dict[str, Tensor] = {}
-    labels = torch.empty(0, dtype=torch.long)
-    if removed is not None:
-        on_removed = {name: evaluator.logits(p, removed) for name, p in finished.items()}
-        labels = removed.labels.cpu()
+    before: dict[str, Tensor] = {}
+    if scenario.removed is not None:
+        on_removed = {name: evaluator.logits(p, scenario.removed) for name, p in finished.items()}
+        before = {name: on_removed["origin"] for name in finished if name != "origin"}
+        for name, o in outcomes.items():
+            if isinstance(o, Outcome) and o.preparation is not None:
+                before[name] = evaluator.logits(o.preparation.params, scenario.removed)
     finals = {name: evaluator.measure(params) for name, params in finished.items()}
+    if "retrain" in finals and finals["retrain"]["memory"] is not None:
+        finals["retrain"]["memory"] |= {"to_retrain": None, "finding": None}  # it is the yardstick
     methods: dict[str, Any] = {}
     for name, outcome in outcomes.items():
         rounds = [dict(record) for record in outcome.records]
@@ -131,35 +102,40 @@ def collect_evidence(
             "rounds": rounds,
             "similarity": {
                 **_to_retrain(on_test[name], on_test.get("retrain")),
-                **_against_origin(name, on_removed, labels, scenario.poisoned),
+                **_against_before(on_removed.get(name), before.get(name), scenario),
             },
             "cost": sum((_cost(record) for record in rounds), kept).as_dict(),
             "notes": list(outcome.notes),
+            "not_honoured": [
+                {
+                    "client_id": lost.request.client_id,
+                    "kind": deletion_kind(lost.request),
+                    "reason": lost.reason,
+                }
+                for lost in outcome.not_honoured
+            ],
         }
         if prepared is not None:
             methods[name]["training"] = {
                 "final": evaluator.measure(prepared.params),
                 "cost": sum(trained, Cost()).as_dict(),
             }
-    _add_time_to_quality(methods, finals.get("retrain"))
+    _add_time_to_quality(methods, finals)
     result = {
         "schema": SCHEMA,
         "config": config.to_dict(),
         "environment": _environment(engine, evaluator.device),
         "partition": _partition(scenario),
         "deletion": _deletion(scenario),
+        "test_images": evaluator.test_images(),
+        "margins": {
+            "accuracy": ACCURACY_MARGIN,
+            "backdoor": BACKDOOR_MARGIN,
+            "memory": MEMORY_MARGIN,
+        },
         "methods": methods,
     }
     return result, _samples(scenario, on_removed)
-
-
-def _without_trigger(scenario: Scenario) -> TensorExamples | None:
-    """Return the removed samples that carry no trigger, if there are any to be seen here."""
-    if scenario.removed is None:
-        return None
-    clean = (~scenario.poisoned).nonzero().flatten()
-    ids = [scenario.removed.ids[position] for position in clean.tolist()]
-    return select(scenario.removed, clean, ids) if ids else None
 
 
 def _partition(scenario: Scenario) -> dict[str, Any]:
@@ -171,9 +147,15 @@ def _partition(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _add_time_to_quality(methods: dict[str, Any], retrained: Mapping[str, Any] | None) -> None:
-    """Add what each method spent until it was as good as retrain ended up, and the speed-up."""
-    if retrained is None:
+def _add_time_to_quality(methods: dict[str, Any], finals: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add what each method spent until it was as good as retrain ended up, and the speed-up.
+
+    Nothing is added where origin itself counts as having forgotten: the test tells nothing then.
+    """
+    if "retrain" not in finals:
+        return
+    retrained = numbers(finals["retrain"])
+    if has_forgotten(numbers(finals["origin"]), retrained):
         return
     times = {
         name: time_to_quality(_last_stage(method["rounds"]), retrained)
@@ -204,18 +186,20 @@ def _to_retrain(logits: Tensor, retrain: Tensor | None) -> dict[str, float | Non
     }
 
 
-def _against_origin(
-    name: str, on_removed: Mapping[str, Tensor], labels: Tensor, poisoned: Tensor
+def _against_before(
+    after: Tensor | None, before: Tensor | None, scenario: Scenario
 ) -> dict[str, float | None]:
     """Test whether confidence in the trained label of the removed samples has changed.
 
-    Where some carry the trigger the test is on those.
+    ``before`` is the model that the method began from: origin, or its own training. Where some
+    samples carry the trigger the test is on those.
     """
+    poisoned = scenario.poisoned
     tested = poisoned if bool(poisoned.any()) else ~poisoned
-    if name == "origin" or int(tested.sum()) < 2:
+    if after is None or before is None or scenario.removed is None or int(tested.sum()) < 2:
         return {"t_test_p": None, "effect_size": None}
-    ours, theirs = (confidence(on_removed[key][tested], labels[tested]) for key in (name, "origin"))
-    test = welch(ours, theirs)
+    labels = scenario.removed.labels.cpu()[tested]
+    test = welch(confidence(after[tested], labels), confidence(before[tested], labels))
     return {"t_test_p": test.p, "effect_size": test.effect_size}
 
 
@@ -225,11 +209,12 @@ def _cost(record: Mapping[str, Any]) -> Cost:
 
 def _deletion(scenario: Scenario) -> dict[str, Any]:
     backdoor = scenario.backdoor
-    known: dict[str, Any] = dict.fromkeys(("removed_samples", "training_samples", "rate_percent"))
+    keys = ("removed_samples", "clean_samples", "training_samples", "rate_percent")
+    known: dict[str, Any] = dict.fromkeys(keys)
     if scenario.partition is not None and scenario.removed is not None:
         total = sum(len(ids) for ids in scenario.partition.clients.values())
-        removed = len(scenario.removed)
-        known = dict(zip(known, (removed, total, 100 * removed / total), strict=True))
+        removed, clean = len(scenario.removed), int((~scenario.poisoned).sum())
+        known = dict(zip(keys, (removed, clean, total, 100 * removed / total), strict=True))
     return {
         "requests": [
             {
@@ -240,6 +225,7 @@ def _deletion(scenario: Scenario) -> dict[str, Any]:
             for r in scenario.requests
         ],
         **known,
+        "removed_classes": removed_classes(scenario),
         "backdoor": None
         if backdoor is None
         else {"target": backdoor.target, "source": backdoor.source, "size": backdoor.size},

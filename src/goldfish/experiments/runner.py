@@ -7,17 +7,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from goldfish.errors import DivergenceError
+from goldfish.errors import DivergenceError, StoreError
 from goldfish.evaluation import round_cost
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import EngineFactory, in_process
-from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_evidence
+from goldfish.experiments.evaluator import Evaluator
+from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
-from goldfish.methods import METHODS, Method, Plan, ordinary
+from goldfish.methods import METHODS, Method, Plan, not_honoured, ordinary
+from goldfish.methods.filing import file
 from goldfish.params import num_bytes
-from goldfish.store import BEFORE, Checkpoint, KeptHistory, RunDirectory, run_id_of, write_whole
+from goldfish.store import BEFORE, CONFIG, Checkpoint, KeptHistory, RunDirectory, run_id_of
 from goldfish.training import Settings
-from goldfish.types import DeletionRequest, Federation, HistoryEntry, Round
+from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round
 from goldfish.workflow import (
     States,
     Trained,
@@ -53,10 +55,12 @@ def run_experiment(
     The run can be stopped at any time and goes on after its last finished round with ``resume``:
     the models it then computes have the same bits as if it had not been stopped.
     """
-    scenario = build_scenario(config, machine)
+    going_on = resume and (out / CONFIG).exists()
+    if going_on:
+        RunDirectory.open(out, config.to_toml(), resume=True)
+    scenario = build_scenario(config, machine, out if going_on else None)
     run_id = run_id_of(out)
     federation = engine(scenario, machine, run_id)
-    federation.check_requests(scenario.requests)
     training = _checked_plan(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
     run = RunDirectory.open(out, config.to_toml(), resume=resume)
@@ -69,8 +73,8 @@ def run_experiment(
         }
     )
     before = run.pin_machine(machine.facts, elsewhere=machine.elsewhere)
-    if scenario.partition is not None:
-        write_whole(out / "partition.json", scenario.partition.to_json())
+    scenario.save(out)
+    _refuse_missing(scenario, run)
     evaluator = Evaluator(scenario, machine.device)
     kept = {
         name: method.kept_rounds(config.methods[name], config.training.rounds)
@@ -82,11 +86,14 @@ def run_experiment(
     )
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
     trained = Trained(federation, origin.params, config.training, config.seed, history=history)
-    for name, method in methods.items():
+    for name in sorted(methods, key=lambda name: name != "retrain"):  # the yardstick goes first
+        method = methods[name]
         try:
             outcome = yield from _run_method(
                 config, scenario, method, trained, origin, run, evaluator
             )
+            if name == "retrain":
+                evaluator.compare_with(outcome.params)
             own = sum(r["history_bytes"] for r in origin.records if r["round"] in kept[name])
             outcomes[name] = replace(outcome, history_bytes=own)
         except DivergenceError as error:
@@ -100,9 +107,23 @@ def run_experiment(
     run.write_json("result.json", result)
 
 
-def check_experiment(config: Config, machine: Machine) -> None:
-    """Raise where a run could not do what its configuration asks; leaves nothing behind."""
-    scenario = build_scenario(config, machine)
+def _refuse_missing(scenario: Scenario, run: RunDirectory) -> None:
+    """Raise where the original training still needs samples that are deleted already."""
+    before, _ = run.load(ORIGIN)
+    if scenario.missing and (before is None or not before.final):
+        raise StoreError(
+            f"{len(scenario.missing)} of the samples to be removed are not there any more, and the "
+            "original training, which uses them, is not finished. Put them back until it is, or "
+            "start the run anew without them."
+        )
+
+
+def check_experiment(config: Config, machine: Machine, run: Path | None = None) -> None:
+    """Raise where a run could not do what its configuration asks; leaves nothing behind.
+
+    ``run`` is the directory of a run that goes on.
+    """
+    scenario = build_scenario(config, machine, run)
     _checked_plan(config, scenario, in_process(scenario, machine, ""))
 
 
@@ -186,11 +207,15 @@ def _run_method(
         )
     stages: list[Sequence[Mapping[str, Any]]] = []
     honoured: list[DeletionRequest] = []
+    lost: list[NotHonoured] = []
     notes: Sequence[str] = ()
     for number, stage in enumerate(scenario.stages, start=1):
+        new = [*(left.request for left in lost), *stage]
+        if scenario.partition is None:  # the clients alone know their data
+            file(trained.federation, new, honoured)
         plan = unlearning_plan(
             trained,
-            [*honoured, *stage],
+            [*honoured, *new],
             method,
             settings,
             training=config.unlearning_training,
@@ -204,11 +229,18 @@ def _run_method(
             plan, _bind(method.unlearn, settings), run, evaluator, before.states
         )
         stages.append(after.records)
-        honoured += stage
+        lost = not_honoured(plan, [record["absent"] for record in after.records], after.params)
+        honoured += [request for request in new if request not in [left.request for left in lost]]
         notes = method.notes(plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
         trained = replace(trained, params=after.params, phase=plan.phase, memo=after.memo)
-    return Outcome(before.params, _numbered(stages), notes=tuple(notes), preparation=preparation)
+    return Outcome(
+        before.params,
+        _numbered(stages),
+        notes=tuple(notes),
+        not_honoured=tuple(lost),
+        preparation=preparation,
+    )
 
 
 def _stage_rounds(config: Config, number: int) -> int:
@@ -249,13 +281,12 @@ def _run_phase(
             before, params, memo = params, this.params, this.memo
             kept = states_of(plan.federation, plan.phase)
             cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
-            measured = evaluator.measure(params)
-            measured.pop("per_class")
             record = {
                 "round": this.index,
-                **measured,
+                **evaluator.measure_round(params, plan.requests),
                 **cost.as_dict(),
                 "failures": [asdict(failure) for failure in this.failures],
+                "absent": list(this.absent),
             }
             if this.index in history:
                 entry = HistoryEntry(this.index, before, this.updates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from goldfish.data import (
     Backdoor,
     Partition,
+    Subset,
     TensorExamples,
     load,
     load_half,
@@ -22,10 +23,14 @@ from goldfish.data import (
     triggered_test,
 )
 from goldfish.data import partition as partitions
-from goldfish.errors import ConfigError, DataError, unknown
+from goldfish.errors import ConfigError, DataError, StoreError, unknown
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup
-from goldfish.experiments.config import Config, Selection
-from goldfish.types import Client, DeletionRequest, ModelFactory, Scalar
+from goldfish.experiments.config import Config, DeletionSettings, Selection
+from goldfish.methods import deletion_kind
+from goldfish.store import write_whole
+from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory, Scalar
+
+PARTITION, REQUESTS = "partition.json", "requests.json"
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Scenario:
     backdoor: Backdoor | None
     num_classes: int
     class_names: Sequence[str]
+    missing: Sequence[str] = ()
+    """Removed samples that have been deleted from the disk since they were asked for."""
 
     @property
     def digest(self) -> str:
@@ -70,6 +77,19 @@ class Scenario:
     def requests(self) -> list[DeletionRequest]:
         """All requests of all stages."""
         return [request for stage in self.stages for request in stage]
+
+    def save(self, run: Path) -> None:
+        """Write who holds what and who asks for what into a run directory."""
+        if self.partition is not None:
+            write_whole(run / PARTITION, self.partition.to_json())
+        if not (run / REQUESTS).exists():
+            ids = [] if self.removed is None else self.removed.ids
+            asked = {
+                "stages": [[asdict(request) for request in stage] for stage in self.stages],
+                "holders": dict(zip(ids, self.holders, strict=True)),
+                "poisoned": [i for i, hit in zip(ids, self.poisoned, strict=True) if hit],
+            }
+            write_whole(run / REQUESTS, json.dumps(asked) + "\n")
 
 
 @dataclass(frozen=True)
@@ -97,10 +117,26 @@ class Machine:
         }
 
 
-def build_scenario(config: Config, machine: Machine) -> Scenario:
-    """Load the data, divide it, choose what is removed, and poison it."""
+@dataclass(frozen=True)
+class _Filed:
+    """Who asks for what."""
+
+    stages: Sequence[Sequence[DeletionRequest]]
+    holders: Mapping[str, str]
+    """The samples that are asked for, and the client that holds each, as far as it is known."""
+    poisoned: Sequence[str]
+    """Those of them that carry the trigger."""
+
+
+def build_scenario(config: Config, machine: Machine, run: Path | None = None) -> Scenario:
+    """Load the data, divide it, choose what is removed, and poison it.
+
+    ``run`` is the directory of a run that goes on: who holds what and who asks for what is then
+    what it was when the run began, whatever has become of the file of ids and of the samples.
+    """
+    filed = None if run is None else _read_filed(run)
     if config.data.members is not None:
-        return _members_scenario(config, machine, config.data.members)
+        return _members_scenario(config, machine, config.data.members, filed)
     data = load(
         config.data.name,
         machine.data_dir,
@@ -111,6 +147,8 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
             f"Runs need images (channels, height, width); {data.name} has {data.image_shape}."
         )
     partition = _partition(config, data.train)
+    if run is not None and filed is not None:
+        partition = partitions.explicit(run / PARTITION)
     backdoor = None
     if config.deletion.backdoor_target is not None:
         backdoor = Backdoor(
@@ -118,22 +156,19 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
             config.deletion.backdoor_source,
             size=config.deletion.trigger_size,
         )
-    chooser = _Chooser(partition, data.train, config.seed)
-    first = chooser.choose(config.deletion, backdoor)
-    attacked = chooser.held(first)
-    stages = [first + chooser.choose_clean(config.deletion.clean_rate, first)]
-    stages += [chooser.choose(later) for later in config.deletion.then]
-    holders = chooser.held([request for stage in stages for request in stage])
+    if filed is None:
+        chooser = _Chooser(partition, data.train, config.seed)
+        filed = chooser.choose_all(config.deletion, backdoor)
     place = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
+    missing = [sample_id for sample_id in filed.holders if sample_id not in place]
+    holders = {i: client_id for i, client_id in filed.holders.items() if i in place}
     positions = torch.tensor([place[sample_id] for sample_id in holders], dtype=torch.long)
     true_labels = data.train.labels[positions]
-    poisoned = torch.zeros(len(positions), dtype=torch.bool)
+    triggered_ids = set(filed.poisoned)
+    poisoned = torch.tensor([i in triggered_ids for i in holders], dtype=torch.bool)
     train = data.train
     if backdoor is not None:
-        first_asked = torch.tensor([sample_id in attacked for sample_id in holders])
-        poisoned = first_asked & backdoor.eligible(true_labels)
         train = poison(train, positions[poisoned], backdoor)
-    triggered_ids = {i for i, hit in zip(holders, poisoned.tolist(), strict=True) if hit}
     model = ModelSetup(
         config.model.name,
         config.model.options,
@@ -142,7 +177,7 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
     )
     train, test = train.to(machine.device), data.test.to(machine.device)
     return Scenario(
-        clients=[Client(name, part) for name, part in partitions.split(train, partition).items()],
+        clients=_clients(train, partition, missing),
         model=model.factory(),
         setups={
             client_id: ClientSetup(
@@ -158,7 +193,7 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
             for client_id, ids in partition.clients.items()
         },
         partition=partition,
-        stages=stages,
+        stages=filed.stages,
         removed=select(train, positions, list(holders)),
         poisoned=poisoned,
         true_labels=true_labels.tolist(),
@@ -168,10 +203,32 @@ def build_scenario(config: Config, machine: Machine) -> Scenario:
         backdoor=backdoor,
         num_classes=data.num_classes,
         class_names=data.class_names,
+        missing=missing,
     )
 
 
-def _members_scenario(config: Config, machine: Machine, members: Sequence[str]) -> Scenario:
+def _clients(
+    train: TensorExamples, partition: Partition, missing: Sequence[str]
+) -> Sequence[Client]:
+    """Return the clients with their data, less what has been deleted since it was asked for."""
+    lost = set(missing)
+    left = {c: tuple(i for i in ids if i not in lost) for c, ids in partition.clients.items()}
+    held = {c: ids for c, ids in left.items() if ids}
+    parts = partitions.split(train, Partition(partition.kind, partition.seed, held))
+    nothing = Subset(train, [])
+    return [
+        Client(
+            client_id,
+            parts.get(client_id, nothing),
+            state=ClientState(tombstones=lost.intersection(ids)),
+        )
+        for client_id, ids in partition.clients.items()
+    ]
+
+
+def _members_scenario(
+    config: Config, machine: Machine, members: Sequence[str], filed: _Filed | None
+) -> Scenario:
     """Return the scenario of clients with data of their own: the server has a test set alone."""
     if config.engine != "flower":
         raise ConfigError('data.members have their data on their own machines: engine = "flower".')
@@ -194,13 +251,12 @@ def _members_scenario(config: Config, machine: Machine, members: Sequence[str]) 
                 f"{len(class_names)}, counted from 0."
             )
     nothing = select(test, torch.empty(0, dtype=torch.long), [])
-    first, *later = [config.deletion, *config.deletion.then]
     return Scenario(
         clients=[Client(name, nothing) for name in members],
         model=model.factory(),
         setups={name: ClientSetup(name, model, class_names) for name in members},
         partition=None,
-        stages=[_members_requests(what, members) for what in (first, *later)],
+        stages=_members_stages(config, members) if filed is None else filed.stages,
         removed=None,
         poisoned=torch.zeros(0, dtype=torch.bool),
         true_labels=[],
@@ -225,6 +281,19 @@ def _test_half(config: Config, machine: Machine) -> tuple[TensorExamples, tuple[
             f"{list(test.images.shape[1:])}."
         )
     return test, names
+
+
+def _members_stages(config: Config, members: Sequence[str]) -> list[list[DeletionRequest]]:
+    """Return the requests of all stages; a client that has left is not asked again."""
+    left: set[str] = set()
+    stages = []
+    for what in (config.deletion, *config.deletion.then):
+        asked = [r for r in _members_requests(what, members) if r.client_id not in left]
+        if not asked:
+            raise ConfigError("deletion: all clients that are to be asked have left before.")
+        left.update(r.client_id for r in asked if deletion_kind(r) == "client")
+        stages.append(asked)
+    return stages
 
 
 def _members_requests(what: Selection, members: Sequence[str]) -> list[DeletionRequest]:
@@ -281,23 +350,42 @@ class _Chooser:
         self._seed = seed
         self._label_of = dict(zip(train.ids, train.labels.tolist(), strict=True))
         self._asked: set[str] = set()
+        self._left: set[str] = set()
 
-    def choose(self, what: Selection, backdoor: Backdoor | None = None) -> list[DeletionRequest]:
-        """Return the requests of one selection."""
-        requests = self._requests(what, backdoor)
-        self._asked.update(self.held(requests))
-        return requests
+    def choose_all(self, deletion: DeletionSettings, backdoor: Backdoor | None) -> _Filed:
+        """Return the requests of all stages, and which of the samples carry the trigger."""
+        first = self._filed(self._requests(deletion, backdoor))
+        poisoned = []
+        if backdoor is not None:
+            ids = list(self.held(first))
+            hit = backdoor.eligible(torch.tensor([self._label_of[i] for i in ids]))
+            poisoned = [i for i, yes in zip(ids, hit.tolist(), strict=True) if yes]
+        stages = [first + self._clean(deletion.clean_rate, first)]
+        stages += [self._filed(self._requests(later, None)) for later in deletion.then]
+        return _Filed(stages, self.held([r for stage in stages for r in stage]), poisoned)
 
-    def choose_clean(
-        self, rate: float | None, first: Sequence[DeletionRequest]
-    ) -> list[DeletionRequest]:
+    def _filed(self, requests: Sequence[DeletionRequest]) -> list[DeletionRequest]:
+        """Return requests as they are filed: one that takes all that a client has left is a leave.
+
+        A client that has left is not asked again.
+        """
+        asked = [r for r in requests if r.client_id not in self._left]
+        if not asked:
+            raise ConfigError("deletion: all that is named is asked for already.")
+        self._asked.update(self.held(asked))
+        whole = [r.client_id for r in asked if self._asked.issuperset(self._of(r.client_id))]
+        self._left.update(whole)
+        return [DeletionRequest(r.client_id) if r.client_id in whole else r for r in asked]
+
+    def _clean(self, rate: float | None, first: Sequence[DeletionRequest]) -> list[DeletionRequest]:
         """Return requests for samples without a trigger, of clients that ask for nothing else."""
         if rate is None:
             return []
         busy = {request.client_id for request in first}
-        requests = self._at_rate(rate, None, lambda client_id: client_id not in busy)
-        self._asked.update(self.held(requests))
-        return requests
+        return self._filed(self._at_rate(rate, None, lambda client_id: client_id not in busy))
+
+    def _of(self, client_id: str) -> tuple[str, ...]:
+        return self._partition.clients[client_id]
 
     def held(self, requests: Sequence[DeletionRequest]) -> dict[str, str]:
         """Return the ids of all samples that the requests name, and the client that holds each."""
@@ -357,6 +445,22 @@ class _Chooser:
                 f"deletion: {rate:g} of the training set cannot be chosen: a client may lose 3/4 "
                 "of what it has left, and a backdoor takes none of its target. Lower the rate."
             ) from error
+
+
+def _read_filed(run: Path) -> _Filed | None:
+    """Return what a run directory says was asked for; None where the run has not got so far."""
+    path = run / REQUESTS
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        stages = [[DeletionRequest(**entry) for entry in stage] for stage in content["stages"]]
+        return _Filed(stages, dict(content["holders"]), list(content["poisoned"]))
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        raise StoreError(
+            f"{path} cannot be read ({error}). It says who asked for what: put it back from a "
+            "backup, or start the run anew."
+        ) from error
 
 
 def _partition(config: Config, train: TensorExamples) -> Partition:

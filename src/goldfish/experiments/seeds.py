@@ -11,6 +11,7 @@ from typing import Any
 
 from goldfish.evaluation import paired_p
 from goldfish.experiments.config import Config
+from goldfish.experiments.evaluator import memory_finding
 from goldfish.experiments.runner import Progress, run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.store import RunDirectory, write_whole
@@ -73,15 +74,34 @@ def _combine_method(
         return {"diverged": " ".join(diverged), "rounds": []}
     combined: dict[str, Any] = {
         **own[0],
-        **{key: _mean([m[key] for m in own]) for key in ("final", "similarity", "cost")},
+        **{key: _mean([m[key] for m in own]) for key in ("similarity", "cost")},
+        "final": _mean_scores([m["final"] for m in own]),
         "rounds": _combine_rounds([m["rounds"] for m in own]),
         "spread": _spread(runs, name),
+        "not_honoured": [
+            {**request, "reason": f"seed {seed}: {request['reason']}"}
+            for seed, method in zip(seeds, own, strict=True)
+            for request in method.get("not_honoured", ())
+        ],
+        "unchanged": any(m.get("unchanged", False) for m in own),
     }
-    if "time_to_quality" in own[0]:
+    if any("time_to_quality" in m for m in own):
         combined["time_to_quality"] = _mean([m.get("time_to_quality") for m in own])
     if "training" in own[0]:
-        combined["training"] = _mean([m["training"] for m in own])
+        combined["training"] = {
+            "final": _mean_scores([m["training"]["final"] for m in own]),
+            "cost": _mean([m["training"]["cost"] for m in own]),
+        }
     return combined
+
+
+def _mean_scores(finals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Average final scores; what they show of memory follows from the means."""
+    mean: dict[str, Any] = _mean(finals)
+    memory = mean.get("memory")
+    if memory is not None and memory["finding"] is not None:
+        memory["finding"] = memory_finding(memory)
+    return mean
 
 
 def _combine_rounds(all_rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -117,10 +137,15 @@ def _spread(runs: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Average numbers, or what is built of numbers; None where one of them is missing."""
+    """Average numbers, or what is built of numbers; None where one of them is missing.
+
+    Of words the first is taken.
+    """
     first = values[0]
     if any(value is None for value in values):
         return None
+    if isinstance(first, str):
+        return first
     if isinstance(first, Mapping):
         return {key: _mean([value.get(key) for value in values]) for key in first}
     if isinstance(first, list):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from goldfish.data import removal
 from goldfish.errors import ConfigError, WireError
 from goldfish.federation import wire
 from goldfish.federation.settings import FlowerSettings
@@ -22,7 +21,6 @@ from goldfish.federation.spool import Spool, keep
 from goldfish.training import MEMBERS, count_members
 from goldfish.types import (
     ClientStep,
-    DeletionRequest,
     Failure,
     ModelFactory,
     Params,
@@ -109,10 +107,6 @@ class FlowerFederation:
         """Nodes that said once more who they are, after another one had said the same."""
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
-        self._unseen: dict[int, list[str]] = {}
-        """Of which clients a class was asked, until one of them has said that it holds it."""
-        self._without: dict[int, set[str]] = {}
-        """Which of them have said that they do not."""
 
     @property
     def client_ids(self) -> Sequence[str]:
@@ -161,9 +155,10 @@ class FlowerFederation:
             self.bytes_on_wire - before,
         )
         outcomes = [job.outcome for job in jobs]
-        updates = [o for o in outcomes if isinstance(o, Update)]
-        self._look_for_classes(updates)
-        return RoundReplies(updates, [o for o in outcomes if isinstance(o, Failure)])
+        return RoundReplies(
+            [o for o in outcomes if isinstance(o, Update)],
+            [o for o in outcomes if isinstance(o, Failure)],
+        )
 
     def states(self) -> Mapping[str, Mapping[str, Params]]:
         """Return nothing: what clients keep is on their own disks."""
@@ -171,30 +166,6 @@ class FlowerFederation:
 
     def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
         """Do nothing: a client finds on its own disk what it had before a task's round."""
-
-    def check_requests(self, requests: Sequence[DeletionRequest]) -> None:
-        """Note which classes are asked for: :meth:`run` raises when no client holds one.
-
-        A client looks for the samples that it is asked for by id itself, and ends the run when it
-        does not hold them.
-        """
-        self._unseen, self._without = {}, {}
-        for request in requests:
-            if request.class_label is not None:
-                self._unseen.setdefault(request.class_label, []).append(request.client_id)
-
-    def _look_for_classes(self, updates: Sequence[Update]) -> None:
-        """Raise when every client that was asked for a class has said that it holds none of it."""
-        for update in updates:
-            for label in list(self._unseen):
-                held = update.metrics.get(removal.held_metric(label))
-                if held:
-                    del self._unseen[label]
-                elif held == 0:
-                    self._without.setdefault(label, set()).add(update.client_id)
-        for label, asked in self._unseen.items():
-            if self._without.get(label, set()).issuperset(asked):
-                raise removal.no_such_class(label, asked)
 
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep of a phase, by their last answers."""

@@ -52,7 +52,9 @@ class InProcess:
     threads may change the last bits, and so may ``compiled``, which has models compiled: LeNets on
     the CPU as in :mod:`goldfish.models.native`, others by torch.compile, after a pause at the
     start. On a GPU (``device="cuda"``) each worker has a stream of its own, on which recorded
-    training steps are replayed; ``graphs=False`` takes them singly.
+    training steps are replayed; ``graphs=False`` takes them singly. A client that was asked to
+    remove samples leaves them out of everything from then on, until their ids are taken out of its
+    ``state.tombstones``; ``remember=False`` is for experiments, which train with them again.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class InProcess:
         device: str = "cpu",
         graphs: bool = True,
         compiled: bool = False,
+        remember: bool = True,
     ) -> None:
         if isinstance(model, nn.Module) or not callable(model):
             raise ConfigError(
@@ -92,9 +95,14 @@ class InProcess:
         self.workers = min(workers or usual, len(clients))
         self.threads = threads or max(1, cores // len(clients))
         self._clients = {
-            c.id: replace(c, retained=as_examples(c.retained), state=ClientState(c.state.arrays))
+            c.id: replace(
+                c,
+                retained=as_examples(c.retained),
+                state=ClientState(c.state.arrays, c.state.tombstones),
+            )
             for c in clients
         }
+        self._remember = remember
         workspaces = [
             LocalWorkspace(self.model, device, graphs=graphs, compiled=compiled)
             for _ in range(self.workers)
@@ -104,7 +112,7 @@ class InProcess:
         rooms = [_room([workspace]) for workspace in workspaces]
         self._homes = _homes(self._clients.values(), rooms) if kind == "cuda" else {}
         self._executor: ThreadPoolExecutor | None = None
-        self._split: dict[str, tuple[Sequence[DeletionRequest], Client]] = {}
+        self._split: dict[str, tuple[_Asked, Client]] = {}
         self._global_draws: bool | None = None
         self._one_at_a_time = threading.Lock()
 
@@ -148,10 +156,6 @@ class InProcess:
         for client in self._clients.values():
             client.state.arrays.clear()
             client.state.arrays.update(states.get(client.id, {}))
-
-    def check_requests(self, requests: Sequence[DeletionRequest]) -> None:
-        """Raise where a request names nothing that a client holds."""
-        removal.refuse_unmatched(self._clients.values(), requests)
 
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep under the name of a phase."""
@@ -206,10 +210,15 @@ class InProcess:
 
     def _client(self, task: Task) -> Client:
         """Return the client with its data split by the task's requests, as in the round before."""
-        requests, client = self._split.get(task.client_id, ((), self._clients[task.client_id]))
-        if requests != task.requests:
-            client = removal.split(self._clients[task.client_id], task.requests)
-            self._split[task.client_id] = task.requests, client
+        whole = self._clients[task.client_id]
+        tombstones = whole.state.tombstones
+        asked = (*task.requests,), (*task.honoured,), frozenset(tombstones)
+        before, client = self._split.get(task.client_id, (None, whole))
+        if before != asked:
+            client = removal.split(whole, task.requests, task.honoured)
+            if self._remember:
+                tombstones.update(client.gone, client.removed.ids if client.removed else ())
+            self._split[task.client_id] = (*asked[:2], frozenset(tombstones)), client
         return client
 
     @contextmanager
@@ -245,6 +254,9 @@ class InProcess:
                 return not torch.equal(before, torch.get_rng_state())
         return False
 
+
+_Asked: TypeAlias = tuple[tuple[DeletionRequest, ...], tuple[DeletionRequest, ...], frozenset[str]]
+"""By what a client's data is split: requests now, earlier ones, and its tombstones."""
 
 _Room: TypeAlias = queue.SimpleQueue[LocalWorkspace]
 """Workspaces that nobody works in."""

@@ -76,6 +76,7 @@ class Order:
             self.task.step,
             dict(self.task.config),
             [asdict(request) for request in self.task.requests],
+            [asdict(request) for request in self.task.honoured],
             {name: digest(params) for name, params in self.task.arrays.items()},
             dict(self.constants),
             self.setup_digest,
@@ -181,6 +182,7 @@ def encode_order(order: Order, send: Collection[str]) -> RecordDict:
             "threads": order.threads,
             "config": json.dumps(dict(order.task.config)),
             "requests": json.dumps([asdict(request) for request in order.task.requests]),
+            "honoured": json.dumps([asdict(request) for request in order.task.honoured]),
             "constants": json.dumps(dict(order.constants)),
             "setup": order.setup_digest,
             "manifests": json.dumps(manifests),
@@ -195,7 +197,6 @@ def decode_order(content: RecordDict) -> Received:
     """Read an order, and check what arrived."""
     about = _record(content, TASK)
     models = _unpack_all(content, _text(about, "manifests"))
-    requests = _list(_json(about, "requests"), "requests")
     sent = _named("constant:", models)
     for expected, params in sent.items():
         if digest(params) != expected:
@@ -209,7 +210,8 @@ def decode_order(content: RecordDict) -> Received:
         step=_text(about, "step"),
         arrays=_named("array:", models),
         config=_mapping(_json(about, "config"), "config"),
-        requests=[_request(entry) for entry in requests],
+        requests=_requests(about, "requests"),
+        honoured=_requests(about, "honoured"),
     )
     return Received(
         _text(about, "id"),
@@ -368,9 +370,9 @@ def _is_shape(value: Any) -> bool:
     return math.prod(side or 1 for side in value) < MOST
 
 
-def _request(entry: Any) -> DeletionRequest:
+def _requests(record: ConfigRecord, name: str) -> list[DeletionRequest]:
     try:
-        return DeletionRequest(**entry)
+        return [DeletionRequest(**entry) for entry in _list(_json(record, name), name)]
     except TypeError as error:
         raise WireError(f"A deletion request cannot be read: {error}.") from error
 

@@ -21,7 +21,7 @@ from goldfish.experiments.client_setup import (
 from goldfish.federation import wire
 from goldfish.flower_app.node import Node
 from goldfish.flower_app.store import ClientStore, StoredState, store_id
-from goldfish.methods import METHODS, Method, ordinary
+from goldfish.methods import METHODS, Method, filing, ordinary
 from goldfish.randomness import seeded_globally
 from goldfish.training import LocalWorkspace
 from goldfish.types import Client, ClientStep, Task, Update
@@ -32,7 +32,7 @@ logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's ow
 
 def steps_of(methods: Iterable[Method]) -> dict[str, ClientStep]:
     """Return the client's steps of all methods by name; one name stands for one function."""
-    steps: dict[str, ClientStep] = dict(ordinary.STEPS)
+    steps: dict[str, ClientStep] = {**ordinary.STEPS, **filing.STEPS}
     for method in methods:
         for name, step in method.steps.items():
             if steps.setdefault(name, step) is not step:
@@ -94,23 +94,31 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         task = replace(order.task, constants=store.constants(order))
         setup, state = ClientSetup.from_json(store.setup(order)), store.state(order)
         torch.set_num_threads(order.threads)
-        update = carry_out(task, setup, state, node)
+        if setup.dataset is not None:  # an experiment, which trains with all of it again
+            state.tombstones.clear()
+        client = client_of(task, setup, state, node)
+        if setup.dataset is None:
+            store.bury(client.id, (*client.gone, *(client.removed.ids if client.removed else ())))
+        update = carry_out(task, setup, client, node)
         return wire.encode_answer(store.commit(order, update, state))
 
 
-def carry_out(task: Task, setup: ClientSetup, state: StoredState, node: Node) -> Update:
-    """Build the client and run the step; the global generator is as in any other engine."""
+def client_of(task: Task, setup: ClientSetup, state: StoredState, node: Node) -> Client:
+    """Read the client's data and split it by what the task's requests name."""
+    examples = on_device(examples_of(setup, node), node.device)
+    client = Client(node.client_id, examples, state=state)
+    return removal.split(client, task.requests, task.honoured)
+
+
+def carry_out(task: Task, setup: ClientSetup, client: Client, node: Node) -> Update:
+    """Run the step; the global generator is as in any other engine."""
     if task.step not in STEPS:
         hint = "Server and client need the same version of Goldfish."
         raise ConfigError(unknown("step", task.step, STEPS, hint))
-    examples = on_device(examples_of(setup, node), node.device)
-    client = removal.split(Client(node.client_id, examples, state=state), task.requests)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
     purpose = (str(task.config.get("round")), task.client_id)
     with seeded_globally(int(task.config["seed"]), *purpose), workspace.active():
-        update = STEPS[task.step](task, client, workspace)
-    held = removal.held_of_classes(examples, task.requests)
-    return replace(update, metrics={**update.metrics, **held})
+        return STEPS[task.step](task, client, workspace)
 
 
 def examples_of(setup: ClientSetup, node: Node) -> Subset:

@@ -20,7 +20,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +54,8 @@ CREATE TABLE IF NOT EXISTS state (
     number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT, client TEXT, key TEXT,
     phase TEXT, round INTEGER, digest TEXT, bytes INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS state_of ON state (run, client, key);
+CREATE TABLE IF NOT EXISTS tombstones (
+    client TEXT, sample TEXT, at REAL NOT NULL, PRIMARY KEY (client, sample));
 CREATE TABLE IF NOT EXISTS cache (
     run TEXT, client TEXT, key TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL,
     PRIMARY KEY (run, client, key));
@@ -197,8 +199,29 @@ class ClientStore:
         """Return what the client kept before this round, read from disk where it is looked at."""
         moment = _Moment.of(order)
         return StoredState(
-            StoredArrays(self, self._visible(moment)), StoredCache(self, self._cached(moment))
+            StoredArrays(self, self._visible(moment)),
+            StoredCache(self, self._cached(moment)),
+            set(self.tombstones(moment.client)),
         )
+
+    def tombstones(self, client_id: str) -> list[str]:
+        """Return the samples that the client was once asked to remove, in that order."""
+        query = "SELECT sample FROM tombstones WHERE client = ? ORDER BY at, sample"
+        return [sample for (sample,) in self._db.execute(query, [client_id])]
+
+    def bury(self, client_id: str, samples: Iterable[str]) -> None:
+        """Remember samples that the client was asked to remove, whatever becomes of the task."""
+        rows = [(client_id, sample, time.time()) for sample in samples]
+        with self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO tombstones VALUES (?, ?, ?)", rows)
+
+    def lift(self, client_id: str, samples: Iterable[str]) -> None:
+        """Let the client use samples again."""
+        with self._transaction():
+            self._db.executemany(
+                "DELETE FROM tombstones WHERE client = ? AND sample = ?",
+                [(client_id, sample) for sample in samples],
+            )
 
     def commit(self, order: Received, update: Update, state: StoredState) -> Answer:
         """Keep the answer to an order and the change of the state, both or neither."""
@@ -453,6 +476,7 @@ class StoredState(ClientState):
     arrays: StoredArrays
     cache: StoredCache
 
-    def __init__(self, arrays: StoredArrays, cache: StoredCache) -> None:
+    def __init__(self, arrays: StoredArrays, cache: StoredCache, tombstones: set[str]) -> None:
         self.arrays = arrays
         self.cache = cache
+        self.tombstones = tombstones

@@ -91,7 +91,7 @@ def run_on_flower(
             'engine = "flower" needs a SuperLink: name its address in the [flower] table '
             '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
         )
-    check_experiment(config, machine)
+    check_experiment(config, machine, out if resume else None)
     if resume:
         _wait_until_left(out, ENDING_FOR)
         _adopt_settings(config, out)

@@ -90,7 +90,8 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         entry = plan.history[indices[index - 1]]
         kept = _remaining(plan, entry)
         untouched = _untouched(plan, kept) if index == 1 else {}
-        asked = _ask(plan, index, params, config, [c for c in kept if c not in untouched])
+        asking = [client_id for client_id in kept if client_id not in untouched]
+        asked = _ask(plan, index, params, config, asking, len(untouched))
         models = {client_id: update.params for client_id, update in untouched.items()}
         sizes = {client_id: update.num_examples for client_id, update in untouched.items()}
         for update in asked.updates:
@@ -144,8 +145,7 @@ def _calibration_steps(task: Task, training: TrainingSettings, num_examples: int
 
 def _remaining(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:
     """Return the kept updates of a round but for those of clients that left."""
-    gone = {r.client_id for r in plan.requests if deletion_kind(r) == "client"}
-    return {c: update for c, update in kept_updates(plan, entry).items() if c not in gone}
+    return {c: update for c, update in kept_updates(plan, entry).items() if c in plan.staying}
 
 
 def _untouched(plan: Plan, kept: Mapping[str, Update]) -> dict[str, Update]:
@@ -155,11 +155,22 @@ def _untouched(plan: Plan, kept: Mapping[str, Update]) -> dict[str, Update]:
 
 
 def _ask(
-    plan: Plan, index: int, params: Params, config: Mapping[str, Scalar], clients: Sequence[str]
+    plan: Plan,
+    index: int,
+    params: Params,
+    config: Mapping[str, Scalar],
+    clients: Sequence[str],
+    untouched: int,
 ) -> Asked:
-    """Let the clients calibrate; nobody to ask is no error."""
+    """Let the clients calibrate; nobody to ask is no error.
+
+    The quorum is one of all clients of the round, with those that need not be asked.
+    """
     if not clients:
         return Asked(index, (), RoundReplies((), ()), 0)
+    needed = plan.training.quorum * (len(clients) + untouched) - untouched
+    quorum = max(0.0, needed / len(clients))
+    plan = replace(plan, training=plan.training.model_copy(update={"quorum": quorum}))
     return ask(plan, STEPS, "calibrate", index, params, config, clients=clients, may_be_empty=True)
 
 

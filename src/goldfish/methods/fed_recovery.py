@@ -270,8 +270,7 @@ def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
     if any(deletion_kind(request) == "samples" for request in plan.requests):
         notes.append(
             "Clients that asked to remove samples lost all that they ever contributed, also what "
-            "the samples that they keep had taught; 'retrained' means without these clients. "
-            "No client was asked: across machines nobody has checked that the samples exist."
+            "the samples that they keep had taught; 'retrained' means without these clients."
         )
     return notes
 

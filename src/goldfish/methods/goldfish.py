@@ -14,9 +14,10 @@ from typing import cast
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
-from goldfish.methods.method import Method, Plan, deletion_kind, federated_rounds
+from goldfish.methods.method import Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
+    check_asker,
     nothing_to_learn,
     shard_key,
     task_generator,
@@ -53,6 +54,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
             **plan.training.to_task(),
             **settings.to_task(),
             "teacher_digest": digest(plan.original),
+            "warm": needs_askers(plan, settings),
         },
         start=plan.original if settings.student == "teacher" else plan.fresh,
         constants={"teacher": plan.original},
@@ -85,6 +87,8 @@ def _weighs_by_error(plan: Plan, settings: GoldfishSettings) -> bool:
 def goldfish_step(task: Task, client: Client, workspace: Workspace) -> Update:
     """Train the student on one client; with shards, on those that the deletion hit."""
     training = TrainingSettings.from_task(task.config)
+    if task.config["warm"]:
+        check_asker(task, client)
     if len(client.retained) == 0:
         return nothing_to_learn(task)
     if training.shards > 1:
@@ -106,6 +110,9 @@ def _retrain_sharded(
     that were not hit, equation (9), instead of from the fresh student, and only what was hit is
     retrained. Later rounds go on as in training: shared shards start from the new global model;
     isolated ones never do, so those that were not hit stay as they are.
+
+    Shared shards have seen the data of all clients through the global model. When a client leaves,
+    nobody is left to unteach them, so all shards start from the fresh student.
     """
     settings = GoldfishSettings.from_task(task.config)
     phase = str(task.config["phase"])
@@ -113,7 +120,7 @@ def _retrain_sharded(
     sizes = {shard.index: len(shard.retained) for shard in shards}
     models = _kept_models(client, phase, shards)
     first = not models
-    if first:
+    if first and (task.config["warm"] or training.shard_mode == "isolated"):
         models = _kept_models(client, str(task.config["original_phase"]), shards)
     hit = [shard.index for shard in shards if shard.hit]
     start = task.arrays["model"]
@@ -207,6 +214,18 @@ def _digest_of_ids(ids: tuple[str, ...]) -> str:
     return f"{derive_seed(0, *ids):016x}"
 
 
+def needs_askers(plan: Plan, settings: Settings) -> bool:
+    """Tell whether the student starts from models that know the removed data.
+
+    It does when it starts from the teacher, and when it starts from shared shards, unless a client
+    leaves: then all start fresh.
+    """
+    if cast("GoldfishSettings", settings).student == "teacher":
+        return True
+    shared = plan.training.shards > 1 and plan.training.shard_mode == "shared"
+    return shared and not plan.leaving
+
+
 def check(plan: Plan, settings: Settings) -> None:
     """Raise where Goldfish cannot do what is asked."""
     settings = cast("GoldfishSettings", settings)
@@ -235,10 +254,10 @@ def _check_shards(
 def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
     if settings.student == "fresh":
         return
-    gone = [r.client_id for r in plan.requests if deletion_kind(r) == "client"]
-    if gone:
+    if plan.leaving:
         raise ConfigError(
-            f"{gone[0]} leaves with all of its data, so nobody is left to unteach the old model: "
+            f"{plan.leaving[0]} leaves with all of its data, so nobody is left to unteach the old "
+            "model: "
             'use student = "fresh".'
         )
     if settings.round_stop:
@@ -263,8 +282,11 @@ def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
         )
     if plan.training.shards > 1 and plan.training.shard_mode == "shared":
         notes.append(
-            "Shards were shared: every shard started its rounds from a global model that had seen "
-            "the removed data, so the checkpoints that unlearning started from are not free of it."
+            "Shards were shared, and a client left: all shards started from the fresh student."
+            if plan.leaving
+            else "Shards were shared: every shard started its rounds from a global model that had "
+            "seen the removed data, so the checkpoints that unlearning started from are not free "
+            "of it. This is a warm start: what the removed data taught fades, and traces stay."
         )
     elif plan.training.shards > 1:
         notes.append(
@@ -280,6 +302,7 @@ GOLDFISH = Method(
     settings=GoldfishSettings,
     steps=STEPS,
     unlearn=unlearn,
+    needs_askers=needs_askers,
     keeps="with shards, every client's shard models",
     source=SOURCE,
     check=check,

@@ -30,6 +30,7 @@ from goldfish.methods.method import Method, Plan, ask, average, nothing_left
 from goldfish.methods.steps import (
     answer,
     nothing_to_learn,
+    refuse_missing,
     task_generator,
     task_learning_rate,
     transform_of,
@@ -62,23 +63,22 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
     if last is None:
         last = _ascent_round(plan, plan.original, settings)
         yield last
-    yield from ordinary.train(replace(plan, last=last), plan.original)
+    # The repair goes without the askers, where they are not there.
+    yield from ordinary.train(replace(plan, last=last, askers=()), plan.original)
 
 
 def _ascent_round(plan: Plan, original: Params, settings: GradientAscentSettings) -> Round:
     """Let those clients ascend whose requests the old model is not free of yet."""
-    new = [request for request in plan.requests if request not in plan.honoured]
-    askers = {request.client_id for request in new}
     # The data of a client that fails here would stay in the model: all of them must answer.
     training = plan.training.model_copy(update={"quorum": 1.0})
     asked = ask(
-        replace(plan, requests=new, training=training),
+        replace(plan, training=training),
         STEPS,
         "ascend",
         1,
         original,
         {**training.to_task(), **settings.to_task(), "distance": settings.radius * _reach(plan)},
-        clients=[client_id for client_id in plan.federation.client_ids if client_id in askers],
+        clients=plan.askers,
         may_be_empty=True,
     )
     if not asked.updates:
@@ -101,6 +101,7 @@ def ascend_step(task: Task, client: Client, workspace: Workspace) -> Update:
     """Raise the model's loss on what the client removes; what it keeps is not looked at."""
     settings = GradientAscentSettings.from_task(task.config)
     training = TrainingSettings.from_task(task.config)
+    refuse_missing(task, client)
     if client.removed is None:
         return _also(nothing_to_learn(task), client)
     model = workspace.load("student", task.arrays["model"])
@@ -188,6 +189,7 @@ GRADIENT_ASCENT = Method(
     steps=STEPS,
     unlearn=unlearn,
     kind="update adjustment",
+    needs_askers=lambda _plan, _settings: True,
     source=(
         "Halimi, Kadhe, Rawat, Baracaldo: Federated Unlearning: How to Efficiently Erase a Client "
         "in FL?, 2022"

@@ -25,6 +25,7 @@ from goldfish.feeds import Batch, plain_feed, taught_feed, teacher_logits, with_
 from goldfish.methods.method import Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
+    check_asker,
     nothing_to_learn,
     task_generator,
     task_learning_rate,
@@ -87,6 +88,7 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
     training = TrainingSettings.from_task(task.config)
     temperature = IncompetentTeacherSettings.from_task(task.config).temperature
     retained, removed = client.retained, client.removed
+    check_asker(task, client)
     if len(retained) == 0:
         return nothing_to_learn(task)
     student = workspace.load("student", task.arrays["model"])
@@ -153,6 +155,7 @@ INCOMPETENT_TEACHER = Method(
     unlearn=unlearn,
     kind="update adjustment",
     deletions=frozenset({"samples", "class"}),
+    needs_askers=lambda _plan, _settings: True,
     source=(
         "Chundawat, Tarun, Mandal, Kankanhalli: Can Bad Teaching Induce Forgetting? Unlearning in "
         "Deep Networks Using an Incompetent Teacher, AAAI 2023"

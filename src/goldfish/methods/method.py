@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
-from goldfish.params import all_finite, num_bytes, weighted_mean
+from goldfish.params import all_finite, largest_change, num_bytes, weighted_mean
 from goldfish.randomness import generator
 from goldfish.training import Settings, TrainingSettings
 from goldfish.types import (
@@ -18,6 +18,7 @@ from goldfish.types import (
     DeletionRequest,
     Federation,
     HistoryEntry,
+    NotHonoured,
     Params,
     Round,
     RoundReplies,
@@ -32,6 +33,18 @@ Guarantee: TypeAlias = Literal["exact", "approximate", "bounded"]
 Deletion: TypeAlias = Literal["samples", "class", "client"]
 
 ALL_DELETIONS: frozenset[Deletion] = frozenset({"samples", "class", "client"})
+
+ENDS_THE_RUN = ("DivergenceError", "ConfigError")
+"""Errors of a client that asking again does not mend."""
+
+ASKED_AGAIN = 2
+"""How often an asker that must take part in a round, and fails, is asked once more."""
+
+UNCHANGED = 1e-6
+"""A model whose weights all moved by no more than this share of the largest has not changed."""
+
+ASKER_QUORUM = 0.5
+"""Share of a method's rounds that an asker must take part in, where the method needs it."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +75,29 @@ class Plan:
     """What the last round of that training remembered."""
     honoured: Sequence[DeletionRequest] = ()
     """Those of the requests that the original model is free of already."""
+    askers: Sequence[str] = ()
+    """Clients that must take part, because the method forgets what they unteach and no more."""
     history: Mapping[int, HistoryEntry] = field(default_factory=dict)
     """Those rounds of the original training that the method asked to be kept."""
     server: ServerTest | None = None
     last: Round | None = None
     """The last finished round, when the phase goes on after an interruption."""
+
+    @property
+    def new(self) -> list[DeletionRequest]:
+        """The requests that the original model is not free of yet."""
+        return [request for request in self.requests if request not in self.honoured]
+
+    @property
+    def leaving(self) -> list[str]:
+        """Clients that leave now, with all of their data."""
+        return [r.client_id for r in self.new if deletion_kind(r) == "client"]
+
+    @property
+    def staying(self) -> list[str]:
+        """All clients but those that leave now or have left."""
+        gone = {r.client_id for r in self.requests if deletion_kind(r) == "client"}
+        return [c for c in self.federation.client_ids if c not in gone]
 
 
 @dataclass(frozen=True)
@@ -84,6 +115,8 @@ class Method:
     """Exact: the distribution of retraining. Bounded: within a stated distance of it."""
     deletions: frozenset[Deletion] = ALL_DELETIONS
     """What it can remove; anything else is refused."""
+    needs_askers: Callable[[Plan, Settings], bool] = lambda _plan, _settings: False
+    """Whether it forgets through the clients that asked: without them it forgets nothing."""
     source: str = ""
     """The paper that it comes from."""
     keeps: str = "nothing"
@@ -127,6 +160,26 @@ def refuse_unhandled(method: Method, requests: Sequence[DeletionRequest]) -> Non
             )
 
 
+def not_honoured(
+    plan: Plan, absences: Sequence[Sequence[str]], params: Params
+) -> list[NotHonoured]:
+    """Return the requests that a finished phase does not honour.
+
+    They are those whose client had to take part and did so in too few rounds, and all of them when
+    the model has not changed. ``absences`` holds the ``absent`` of every round, ``params`` is the
+    model of the last one.
+    """
+    if plan.original is not None and largest_change(plan.original, params) <= UNCHANGED:
+        return [NotHonoured(request, "the model has not changed") for request in plan.new]
+    rounds = len(absences)
+    lost = []
+    for request in plan.new:
+        there = sum(request.client_id not in absent for absent in absences)
+        if request.client_id in plan.askers and there < ASKER_QUORUM * rounds:
+            lost.append(NotHonoured(request, f"took part in {there} of {rounds} rounds"))
+    return lost
+
+
 @dataclass(frozen=True)
 class Asked:
     """A round's answers: the updates that count, and what the round cost to ask."""
@@ -135,6 +188,8 @@ class Asked:
     updates: Sequence[Update]
     replies: RoundReplies
     bytes_sent: int
+    absent: Sequence[str] = ()
+    """Askers that had to take part and did not."""
 
     def finish(
         self, params: Params, *, final: bool = False, memo: Mapping[str, Scalar] | None = None
@@ -148,17 +203,23 @@ class Asked:
             self.bytes_sent,
             final,
             memo or {},
+            self.absent,
         )
 
 
 def members(plan: Plan, index: int) -> list[str]:
-    """Return the clients of a round: a share of those that did not leave with all of their data."""
-    gone = {r.client_id for r in plan.requests if deletion_kind(r) == "client"}
-    staying = [c for c in plan.federation.client_ids if c not in gone]
+    """Return the clients of a round: the askers that must be there, and others up to the share.
+
+    The others are drawn anew for each round and for each deletion.
+    """
+    staying = plan.staying
     count = math.ceil(plan.training.participation * len(staying))
-    order = torch.randperm(len(staying), generator=generator(plan.seed, "participation", index))
-    chosen = set(order[:count].tolist())
-    return [client_id for place, client_id in enumerate(staying) if place in chosen]
+    draws = generator(plan.seed, "participation", index, len(plan.requests))
+    order = [staying[place] for place in torch.randperm(len(staying), generator=draws).tolist()]
+    first = [c for c in order if c in plan.askers]
+    others = [c for c in order if c not in plan.askers]
+    chosen = {*first, *others[: max(0, count - len(first))]}
+    return [client_id for client_id in staying if client_id in chosen]
 
 
 def ask(
@@ -194,18 +255,47 @@ def ask(
                 "seed": plan.seed,
                 "shard_seed": plan.seed if plan.original_seed is None else plan.original_seed,
             },
-            requests=[r for r in plan.requests if r.client_id == client_id],
+            requests=[r for r in plan.new if r.client_id == client_id],
+            honoured=[r for r in plan.honoured if r.client_id == client_id],
         )
         for client_id in (members(plan, index) if clients is None else clients)
     ]
-    replies = plan.federation.run(tasks, steps)
+    replies, sent = _run(plan, tasks, steps)
     updates = _check(replies, len(tasks), index, plan)
     if not updates and not may_be_empty:
         raise nothing_left(plan, index)
     told: set[str] = set()
     if constants:
         told = {client_id for before in range(1, index) for client_id in members(plan, before)}
-    return Asked(index, updates, replies, bytes_sent(tasks, replies, told))
+    there = {update.client_id for update in replies.updates}
+    absent = [client_id for client_id in plan.askers if client_id not in there]
+    return Asked(index, updates, replies, bytes_sent(sent, replies, told), absent)
+
+
+def _run(
+    plan: Plan, tasks: Sequence[Task], steps: Mapping[str, ClientStep]
+) -> tuple[RoundReplies, list[Task]]:
+    """Run the tasks; an asker that must take part and fails is asked again.
+
+    Returns the replies, in the order of the tasks, and all tasks that were sent.
+    """
+    sent = list(tasks)
+    replies = plan.federation.run(tasks, steps)
+    for _ in range(ASKED_AGAIN):
+        failed = {f.client_id for f in replies.failures if f.error not in ENDS_THE_RUN}
+        again = [t for t in tasks if t.client_id in failed and t.client_id in plan.askers]
+        if not again:
+            break
+        sent += again
+        more = plan.federation.run(again, steps)
+        asked = {task.client_id for task in again}
+        updates = {u.client_id: u for u in (*replies.updates, *more.updates)}
+        failures = [f for f in replies.failures if f.client_id not in asked]
+        replies = RoundReplies(
+            [updates[task.client_id] for task in tasks if task.client_id in updates],
+            [*failures, *more.failures],
+        )
+    return replies, sent
 
 
 def nothing_left(plan: Plan, index: int) -> ConfigError:
@@ -251,19 +341,22 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
     """Return the updates that count, or raise: no finite numbers, or too few answers."""
     where = f"in round {index} of {plan.phase}"
     for failure in replies.failures:
+        if failure.error not in ENDS_THE_RUN:
+            continue
         if failure.error == "DivergenceError":
             raise DivergenceError(
                 f"Non-finite loss on {failure.client_id} {where}: {failure.cause}. A lower "
                 f"learning_rate (now {plan.training.learning_rate:g}) may help too."
             )
-        if failure.error == "ConfigError":
-            raise ConfigError(f"{failure.client_id} {where}: {failure.cause}")
+        raise ConfigError(f"{failure.client_id} {where}: {failure.cause}")
     answered = len(replies.updates)
     if answered < plan.training.quorum * asked:
         causes = "; ".join(f"{f.client_id}: {f.error}: {f.cause}" for f in replies.failures[:3])
+        needed = [f.client_id for f in replies.failures if f.client_id in plan.askers]
+        hint = f" Without {', '.join(needed)} their requests are not honoured." if needed else ""
         raise QuorumError(
             f"Only {answered} of {asked} clients answered {where}; the quorum is "
-            f"{plan.training.quorum:.0%}. First causes: {causes}"
+            f"{plan.training.quorum:.0%}.{hint} First causes: {causes}"
         )
     updates = [u for u in replies.updates if u.num_examples > 0]
     for update in updates:

@@ -24,7 +24,6 @@ from goldfish.training import Count, Positive, Settings
 from goldfish.types import (
     Client,
     ClientStep,
-    DeletionRequest,
     Failure,
     Federation,
     ModelFactory,
@@ -140,9 +139,6 @@ class _Metered:
 
     def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
         self.inner.restore(states)
-
-    def check_requests(self, requests: Sequence[DeletionRequest]) -> None:
-        self.inner.check_requests(requests)
 
     def bytes_kept(self, phase: str) -> int:
         return self.inner.bytes_kept(phase)

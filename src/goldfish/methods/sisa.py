@@ -23,7 +23,7 @@ from torch import Tensor
 
 from goldfish.data import Subset
 from goldfish.errors import ConfigError
-from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind, nothing_left
+from goldfish.methods.method import Asked, Method, Plan, ask, nothing_left
 from goldfish.methods.steps import answer, nothing_to_learn, shard_key, train_on
 from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
@@ -102,7 +102,10 @@ def separate(ensemble: Params) -> list[Params]:
 
 
 def prepare(plan: Plan, settings: Settings) -> Iterator[Round]:
-    """Yield the one round of SISA's own training: every client trains all its shards."""
+    """Yield the one round of SISA's own training: every client trains all its shards.
+
+    ``participation`` has no part in it.
+    """
     own = cast("SisaSettings", settings)
     layout: dict[str, Scalar] = {
         "sisa_shards": own.sisa_shards,
@@ -111,7 +114,7 @@ def prepare(plan: Plan, settings: Settings) -> Iterator[Round]:
         "placing_seed": plan.seed,
         "phases": "[]",
     }
-    return _one_round(plan, layout, _staying(plan), {})
+    return _one_round(plan, layout, plan.staying, {})
 
 
 def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
@@ -121,8 +124,8 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
     was asked and failed, since they have seen what must be forgotten.
     """
     layout, before = _trained(plan, cast("SisaSettings", settings))
-    losing = {r.client_id for r in plan.requests if r not in plan.honoured}
-    clients = [client_id for client_id in _staying(plan) if client_id in losing]
+    losing = {request.client_id for request in plan.new}
+    clients = [client_id for client_id in plan.staying if client_id in losing]
     untouched = {c: models for c, models in before.items() if c not in losing}
     return _one_round(plan, layout, clients, untouched)
 
@@ -226,12 +229,6 @@ def _one_round(
 
 def _initial(plan: Plan, client_id: str, shard: int) -> Params:
     return fresh_params(plan.federation.model, plan.seed, "sisa", client_id, shard)
-
-
-def _staying(plan: Plan) -> list[str]:
-    """Return all clients but those that leave; ``participation`` has no part in SISA."""
-    gone = {r.client_id for r in plan.requests if deletion_kind(r) == "client"}
-    return [client_id for client_id in plan.federation.client_ids if client_id not in gone]
 
 
 def _trained(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from goldfish.data import RandomCropFlip
+from goldfish.errors import ConfigError
 from goldfish.feeds import Transform, plain_feed
 from goldfish.params import params_of
 from goldfish.randomness import generator
@@ -18,7 +19,7 @@ from goldfish.training import (
     fit,
     learning_rate_at,
 )
-from goldfish.types import Examples, Params, Task, Update, Workspace
+from goldfish.types import Client, Examples, Params, Task, Update, Workspace
 
 Fit: TypeAlias = Callable[..., Fitted]
 """The training loop, :func:`goldfish.training.fit`, or that loop with more arguments given."""
@@ -87,6 +88,33 @@ def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]
         "samples": sum(fitted.samples for fitted in fits),
     }
     return Update(task.client_id, params, num_examples, metrics)
+
+
+def refuse_missing(task: Task, client: Client) -> None:
+    """Raise where samples are deleted already that the client must show the old model once more."""
+    named = {i for request in task.requests for i in request.sample_ids or ()}
+    there = () if client.removed is None else client.removed.ids
+    lacking = sorted(named.difference(there))
+    if lacking:
+        raise ConfigError(
+            f"Sample {lacking[0]!r} of {client.id} is not there any more, so the old model cannot "
+            f"be untaught it ({len(lacking)} in all): use a method that starts from fresh weights, "
+            "such as goldfish or retrain."
+        )
+
+
+def check_asker(task: Task, client: Client) -> None:
+    """Raise where a client cannot unteach the old model what it wants removed.
+
+    For methods that forget through their askers: they start from a model that knows the data.
+    """
+    refuse_missing(task, client)
+    if task.requests and len(client.retained) == 0:
+        raise ConfigError(
+            f"This deletion takes all that {client.id} has, as if it left, so nobody is left to "
+            "unteach the old model: file it as a request without samples and class, and use a "
+            "method that removes clients ('goldfish methods')."
+        )
 
 
 def nothing_to_learn(task: Task) -> Update:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from goldfish.report.page import write_report
 from goldfish.report.reading import Run, read_run
 from goldfish.report.summary import COLUMNS, SHORT, SummaryRow, summary_rows, table
-from goldfish.report.words import Headline, headline
+from goldfish.report.verdicts import Verdict, judged_rows, verdicts
+from goldfish.report.words import Headline, headline, image_counts
 
 __all__ = [
     "COLUMNS",
@@ -16,9 +17,13 @@ __all__ = [
     "Headline",
     "Run",
     "SummaryRow",
+    "Verdict",
     "headline",
+    "image_counts",
+    "judged_rows",
     "read_run",
     "summary_rows",
     "table",
+    "verdicts",
     "write_report",
 ]

@@ -10,18 +10,25 @@ from typing import Any
 
 from goldfish.report import scales
 from goldfish.report.figures import Chart, Line, colours, line_chart
-from goldfish.report.formatting import number, ordinal
+from goldfish.report.formatting import count, number, ordinal
 from goldfish.report.reading import Result, section
 from goldfish.report.scales import FULL, Scale
 from goldfish.report.seeds import seeds
-from goldfish.report.summary import ORIGIN
+from goldfish.report.summary import ORIGIN, YARDSTICK, subject
 
-OVER_ROUNDS: Sequence[tuple[str, str, Callable[[Sequence[float]], Scale]]] = (
-    ("accuracy", "Accuracy on clean test images", scales.percentages),
-    ("backdoor_success", "Backdoor success", scales.percentages),
-    ("memory_gap", "Memory gap", scales.gaps),
+OVER_ROUNDS: Sequence[tuple[str, str, str, Callable[[Sequence[float]], Scale]]] = (
+    ("accuracy", "Accuracy on clean test images", "accuracy", scales.percentages),
+    (
+        "removed_class_accuracy",
+        "Accuracy on the removed class",
+        "removed_class",
+        scales.percentages,
+    ),
+    ("backdoor_success", "Backdoor success", "backdoor", scales.percentages),
+    ("memory_gap", "Memory gap", "", scales.gaps),
 )
-"""The scores that are drawn over the rounds: key, title, and the axis that fits their values."""
+"""The scores that are drawn over the rounds: key, title, which test images they are of, and the
+axis that fits their values."""
 
 LATE = 0.5
 """The axis of accuracies holds this share of each line, its end: there the methods differ."""
@@ -50,19 +57,23 @@ def figures(result: Result) -> list[Figure]:
 def _charts(result: Result) -> Iterator[tuple[str, Chart]]:
     origin = section(section(section(result, "methods"), ORIGIN), "final")
     later = moments(result)
-    for key, title, fit in OVER_ROUNDS:
+    leading = [name for name in (subject(result), YARDSTICK) if name is not None]
+    for key, title, counted, fit in OVER_ROUNDS:
         reference = number(origin.get(key))
+        images = number(section(result, "test_images").get(counted))
+        of = f" ({count(images)} images)" if images else ""
         late = LATE if key == "accuracy" else 1.0
         if lines := course(result, key):
             x = scales.rounds([at for line in lines for at in line.at])
             y = fit(_heights(lines, reference, late))
-            yield "rounds", Chart(title, lines, x, y, reference, later)
+            yield "rounds", Chart(f"{title}{of}", lines, x, y, reference, later, leading)
         if key == "accuracy" and (lines := course_of_time(result)):
             length, unit = scales.time_unit(max(line.at[-1] for line in lines))
             lines = [replace(line, at=[at / length for at in line.at]) for line in lines]
             x = scales.times([at for line in lines for at in line.at], unit)
             y = fit(_heights(lines, reference, late))
-            yield unit, Chart("Accuracy over time", lines, x, y, reference)
+            title = f"Accuracy over time{of}"
+            yield unit, Chart(title, lines, x, y, reference, leading=leading)
 
 
 def _remark(chart: Chart) -> str:

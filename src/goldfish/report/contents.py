@@ -11,7 +11,8 @@ from goldfish.report.charts import moments
 from goldfish.report.formatting import count, listing, number, percent, plural, share
 from goldfish.report.reading import Result, section
 from goldfish.report.seeds import seeds
-from goldfish.report.summary import ORIGIN
+from goldfish.report.summary import ORIGIN, summary_rows
+from goldfish.report.verdicts import exceeding, not_honoured
 from goldfish.report.words import asked_sentence
 
 MAX_CLASSES = 20
@@ -123,6 +124,8 @@ class Heat:
     classes: Sequence[str]
     rows: Mapping[str, Sequence[tuple[str, float]]]
     all_classes: int
+    images: str = ""
+    """How many test images a class has; empty where that is not known."""
 
 
 def heat(result: Result, class_names: Sequence[str]) -> Heat | None:
@@ -152,7 +155,16 @@ def heat(result: Result, class_names: Sequence[str]) -> Heat | None:
         ]
         for name, row in table.items()
     }
-    return Heat([label_name(i, class_names) for i in shown], rows, width)
+    known_images = section(result, "test_images").get("per_class") or []
+    images = [int(n) for i, n in enumerate(known_images) if i in shown]
+    return Heat([label_name(i, class_names) for i in shown], rows, width, _between(images))
+
+
+def _between(amounts: Sequence[int]) -> str:
+    if not amounts:
+        return ""
+    low, high = min(amounts), max(amounts)
+    return count(low) if low == high else f"{count(low)} to {count(high)}"
 
 
 @dataclass(frozen=True)
@@ -244,11 +256,15 @@ def failures(result: Result) -> list[FailureGroup]:
 
 
 def notes(result: Result) -> list[tuple[str, str]]:
-    """Return what the methods have to say of themselves, and why one diverged."""
+    """Return what a reader must know of each method, and what it has to say of itself."""
     found = []
+    rows = {row.method: row for row in summary_rows(result)}
     for name, method in section(result, "methods").items():
         if method.get("diverged"):
             found.append((name, f"diverged: {method['diverged']}"))
+        flagged = not_honoured(name, rows[name])
+        flagged += exceeding(name, rows, result) if name != ORIGIN else []
+        found += [(name, text) for text in flagged]
         found += [(name, str(note)) for note in method.get("notes") or []]
     return found
 

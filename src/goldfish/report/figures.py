@@ -22,8 +22,6 @@ INK, GRID = "#f1f1f1", "#f2f2f2"
 LABEL = 20
 """A longer name is cut in a chart; the tables have it whole."""
 MARKERS = "osD^vPX*hp<>"
-LEADING = ("goldfish", YARDSTICK)
-"""Drawn over the others, and thicker."""
 PLACES = {
     ORIGIN: 0,
     "goldfish": 1,
@@ -72,6 +70,8 @@ class Chart:
     """Where origin ended."""
     moments: Mapping[float, str] = field(default_factory=dict)
     """Where on the horizontal axis something happened, and what."""
+    leading: Sequence[str] = ()
+    """The methods that are drawn over the others, and thicker."""
 
 
 def colours(methods: Sequence[str]) -> dict[str, int]:
@@ -80,7 +80,7 @@ def colours(methods: Sequence[str]) -> dict[str, int]:
     >>> colours(["origin", "mine", "goldfish", "retrain"])
     {'origin': 0, 'mine': 3, 'goldfish': 1, 'retrain': 2}
     """
-    taken = {PLACES[name] for name in (ORIGIN, *LEADING, *methods) if name in PLACES}
+    taken = {PLACES[name] for name in (ORIGIN, "goldfish", YARDSTICK, *methods) if name in PLACES}
     free = [place for place in range(PALETTE_SIZE) if place not in taken]
     new = [name for name in methods if name not in PLACES]
     places = {name: free[i % len(free)] for i, name in enumerate(new)}
@@ -153,7 +153,7 @@ def _draw(axes: Axes, chart: Chart, colour: Mapping[str, int]) -> None:
     if chart.reference is not None:
         axes.axhline(chart.reference, color=_stand_in(0), linestyle=(0, (4, 3)), linewidth=1.3)
     for line in chart.lines:
-        tone, leads = _stand_in(colour[line.method]), line.method in LEADING
+        tone, leads = _stand_in(colour[line.method]), line.method in chart.leading
         look: dict[str, Any] = {"color": tone, "zorder": 2.6 if leads else 2.4}
         if any(line.deviations):
             pairs = list(zip(line.values, line.deviations, strict=True))

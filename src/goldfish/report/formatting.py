@@ -29,6 +29,19 @@ def percent(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1f} %"
 
 
+def wilson(percentage: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a percentage of ``count`` things, in percent.
+
+    >>> [round(end, 1) for end in wilson(97.5, 360)]
+    [95.3, 98.7]
+    """
+    share, square = percentage / 100, 1.96**2
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    spread = share * (1 - share) / count + square / (4 * count**2)
+    half = 1.96 / (1 + square / count) * math.sqrt(max(spread, 0.0))
+    return 100 * max(middle - half, 0.0), 100 * min(middle + half, 1.0)
+
+
 def percents(value: float | None, std: float | None) -> str:
     """Format a mean percentage with its standard deviation, where it has one.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from goldfish.report.formatting import (
     NOTHING,
@@ -16,10 +17,12 @@ from goldfish.report.formatting import (
     gap,
     number,
     p_value,
+    percent,
     percents,
     points,
     size,
     times,
+    wilson,
 )
 from goldfish.report.reading import Result, section
 
@@ -28,6 +31,9 @@ ORIGIN = "origin"
 
 YARDSTICK = "retrain"
 """Trained from scratch without the removed data: what every method is measured against."""
+
+FEW_IMAGES = 1000
+"""A percentage of fewer images is shown with its 95 % interval (Wilson's)."""
 
 TO_RETRAIN = ("jsd", "jsd_distance", "l2")
 """The measures of ``similarity`` that compare with the yardstick."""
@@ -43,6 +49,38 @@ class Spread:
     """Of the paired t-test over the seeds against retrain."""
     values: Sequence[float | None]
     """One a seed; None where that seed has no such number."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Removed samples without a trigger against unseen ones, in the same classes."""
+
+    gap: Range
+    """Mean loss on the unseen ones minus that on the removed ones."""
+    to_retrain: Range | None
+    """How far the gap lies above retrain's; None without a retrain."""
+    removed: float
+    unseen: float
+    left_out: float
+    """Removed samples whose class the test set does not have."""
+    removed_right: float | None
+    unseen_right: float | None
+    finding: str | None
+    """``remembers``, ``over-forgets`` or ``alike``."""
+
+    @property
+    def judged(self) -> Range:
+        """What the finding is about: the difference to retrain, or without one the gap."""
+        return self.gap if self.to_retrain is None else self.to_retrain
 
 
 @dataclass(frozen=True)
@@ -80,6 +118,32 @@ class SummaryRow:
     """By the names of ``result.json``; empty where the run had one seed."""
     diverged: str | None = None
     """Why the method has no numbers."""
+    without_trigger: float | None = None
+    """Backdoor success on the same images without the trigger."""
+    removed_class_accuracy: float | None = None
+    """Accuracy on the classes that were removed; ``accuracy`` is on the others."""
+    memory: Memory | None = None
+    training: SummaryRow | None = None
+    """The method's own training, where it does not begin from origin."""
+    not_honoured: Sequence[Mapping[str, Any]] = ()
+    """The requests that were not carried out, each with its reason."""
+    unchanged: bool = False
+    """Whether the model after the deletion is the one before it."""
+    test_images: int = 0
+    """How many test images the accuracy is of; 0 where that is not known."""
+    triggered_images: int = 0
+    """How many test images the backdoor success is of."""
+    removed_class_images: int = 0
+    """How many test images are of the removed classes."""
+    verdict: str = ""
+    """What the numbers say, in a word or two."""
+
+    @property
+    def trigger_adds(self) -> float | None:
+        """Points of backdoor success that are due to the trigger."""
+        if self.backdoor_success is None:
+            return None
+        return self.backdoor_success - (self.without_trigger or 0.0)
 
     def std(self, key: str) -> float | None:
         """Return the standard deviation over the seeds; None where the run had one seed."""
@@ -88,12 +152,20 @@ class SummaryRow:
 
 def summary_rows(result: Result) -> list[SummaryRow]:
     """Return one row a method, in the order of ``result.json``."""
-    methods = section(result, "methods")
+    methods, images = section(result, "methods"), section(result, "test_images")
     retrain = section(section(methods, YARDSTICK), "final")
-    return [_row(name, method, retrain) for name, method in methods.items()]
+    return [_row(name, method, retrain, images) for name, method in methods.items()]
 
 
-def _row(name: str, method: Result, retrain: Result) -> SummaryRow:
+def subject(result: Result) -> str | None:
+    """Return the method that the reader asked for: the first one that is not the yardstick."""
+    ran = [name for name in section(result, "methods") if name != ORIGIN]
+    asked = section(section(result, "config"), "unlearning").get("methods") or ()
+    names = [name for name in (*asked, *ran) if name in ran]
+    return next((name for name in names if name != YARDSTICK), YARDSTICK if names else None)
+
+
+def _row(name: str, method: Result, retrain: Result, images: Result) -> SummaryRow:
     if method.get("diverged"):
         return SummaryRow(name, diverged=str(method["diverged"]))
     final, similarity, cost = (section(method, k) for k in ("final", "similarity", "cost"))
@@ -101,6 +173,7 @@ def _row(name: str, method: Result, retrain: Result) -> SummaryRow:
     yardstick: Result = retrain
     if name == YARDSTICK:  # its differences to itself say nothing
         yardstick, similarity = {}, {k: v for k, v in similarity.items() if k not in TO_RETRAIN}
+    training = section(section(method, "training"), "final")
     return SummaryRow(
         method=name,
         accuracy=number(final.get("accuracy")),
@@ -124,7 +197,39 @@ def _row(name: str, method: Result, retrain: Result) -> SummaryRow:
         missed="time_to_quality" in method and to_quality is None and name != ORIGIN,
         speed_up=number(method.get("speed_up")),
         spread=_spread(section(method, "spread")),
+        without_trigger=number(final.get("without_trigger")),
+        removed_class_accuracy=number(final.get("removed_class_accuracy")),
+        memory=_memory(section(final, "memory")),
+        training=_row(f"{name}'s own training", {"final": training}, {}, images)
+        if training
+        else None,
+        not_honoured=[r for r in method.get("not_honoured") or () if isinstance(r, Mapping)],
+        unchanged=bool(method.get("unchanged")),
+        test_images=int(number(images.get("accuracy")) or 0),
+        triggered_images=int(number(images.get("backdoor")) or 0),
+        removed_class_images=int(number(images.get("removed_class")) or 0),
     )
+
+
+def _memory(memory: Result) -> Memory | None:
+    gap = _range(memory, "gap")
+    if gap is None:
+        return None
+    return Memory(
+        gap=gap,
+        to_retrain=_range(section(memory, "to_retrain"), "difference"),
+        removed=number(memory.get("removed")) or 0.0,
+        unseen=number(memory.get("unseen")) or 0.0,
+        left_out=number(memory.get("left_out")) or 0.0,
+        removed_right=number(memory.get("removed_right")),
+        unseen_right=number(memory.get("unseen_right")),
+        finding=memory.get("finding"),
+    )
+
+
+def _range(values: Result, key: str) -> Range | None:
+    value, low, high = (number(values.get(name)) for name in (key, "low", "high"))
+    return None if value is None or low is None or high is None else Range(value, low, high)
 
 
 def _spread(measures: Result) -> dict[str, Spread]:
@@ -150,6 +255,41 @@ def _changes(row: SummaryRow) -> str:
 
 def _accuracy(row: SummaryRow) -> str:
     return "diverged" if row.diverged else percents(row.accuracy, row.std("accuracy"))
+
+
+def _interval(row: SummaryRow, value: float | None, images: int) -> str:
+    """Return a percentage's 95 % interval on a line of its own, where it is of few images.
+
+    With several seeds the spread over them stands there instead.
+    """
+    if value is None or row.spread or not 0 < images < FEW_IMAGES:
+        return ""
+    low, high = wilson(value, images)
+    return f"\n{low:.1f} to {high:.1f}"
+
+
+def _accuracy_with_interval(row: SummaryRow) -> str:
+    return _accuracy(row) + _interval(row, row.accuracy, row.test_images)
+
+
+def _backdoor(row: SummaryRow) -> str:
+    return percents(row.backdoor_success, row.std("backdoor_success"))
+
+
+def _backdoor_with_interval(row: SummaryRow) -> str:
+    return _backdoor(row) + _interval(row, row.backdoor_success, row.triggered_images)
+
+
+def _removed_class(row: SummaryRow) -> str:
+    value = row.removed_class_accuracy
+    return percent(value) + _interval(row, value, row.removed_class_images)
+
+
+def _gap_with_interval(row: SummaryRow) -> str:
+    text = gap(row.memory_gap, row.std("memory_gap"))
+    if row.memory_gap is None or row.memory is None or row.spread:
+        return text
+    return f"{text}\n{gap(row.memory.gap.low)} to {gap(row.memory.gap.high)}"
 
 
 def reached(row: SummaryRow) -> str:
@@ -181,13 +321,12 @@ def _short_gap(row: SummaryRow) -> str:
 
 COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
     "method": ("method", lambda row: row.method),
-    "accuracy": ("accuracy", _accuracy),
-    "backdoor_success": (
-        "backdoor",
-        lambda row: percents(row.backdoor_success, row.std("backdoor_success")),
-    ),
+    "verdict": ("verdict", lambda row: row.verdict or NOTHING),
+    "accuracy": ("accuracy", _accuracy_with_interval),
+    "removed_class": ("removed class", _removed_class),
+    "backdoor_success": ("backdoor", _backdoor_with_interval),
     "change": ("vs retrain, points", _changes),
-    "memory_gap": ("memory gap", lambda row: gap(row.memory_gap, row.std("memory_gap"))),
+    "memory_gap": ("memory gap", _gap_with_interval),
     "jsd": ("JSD", lambda row: decimal(row.jsd, 4)),
     "seconds": ("time", lambda row: durations(row.seconds, row.std("seconds"))),
     "to_quality": ("to quality", _to_quality),
@@ -199,14 +338,13 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
     "samples": ("samples", lambda row: count(row.samples)),
     "bytes_sent": ("sent", lambda row: size(row.bytes_sent)),
     "loss": ("test loss", lambda row: decimal(row.loss)),
+    "without_trigger": ("target without trigger", lambda row: percent(row.without_trigger)),
     "mse": ("test MSE", lambda row: decimal(row.mse, 4)),
     "jsd_distance": ("JSD distance", lambda row: decimal(row.jsd_distance, 4)),
     "l2": ("L2 to retrain", lambda row: decimal(row.l2, 4)),
     "short_accuracy": ("accuracy\n%", lambda row: _bare(_accuracy(row))),
-    "short_backdoor": (
-        "backdoor\n%",
-        lambda row: _bare(percents(row.backdoor_success, row.std("backdoor_success"))),
-    ),
+    "short_class": ("removed\nclass %", lambda row: _bare(percent(row.removed_class_accuracy))),
+    "short_backdoor": ("backdoor\n%", lambda row: _bare(_backdoor(row))),
     "short_gap": ("memory\ngap", _short_gap),
     "short_to_quality": (
         "time to\nquality",
@@ -218,10 +356,17 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
 }
 """Every column by key: its heading, and how a row fills it."""
 
-MAIN = tuple(COLUMNS)[:10]
+COUNTED = {
+    "accuracy": "test_images",
+    "removed_class": "removed_class_images",
+    "backdoor_success": "triggered_images",
+}
+"""The percentages whose headings say of how many test images they are."""
+
+MAIN = tuple(COLUMNS)[: tuple(COLUMNS).index("bytes_kept") + 1]
 """The columns of the table side by side, in order."""
 
-MORE = ("method", *(key for key in tuple(COLUMNS)[10:] if not key.startswith("short_")))
+MORE = ("method", *(k for k in COLUMNS if k not in MAIN and not k.startswith("short_")))
 """The columns of the second, smaller table of the page."""
 
 SHORT = ("method", *(key for key in COLUMNS if key.startswith("short_")))
@@ -232,7 +377,12 @@ def table(
     rows: Sequence[SummaryRow], columns: Iterable[str] = MAIN
 ) -> tuple[list[str], list[list[str]]]:
     """Return headings and formatted cells, less the columns that no method has a number for."""
-    drawn = [(COLUMNS[key][0], [COLUMNS[key][1](row) for row in rows]) for key in columns]
+    drawn = [(_heading(key, rows), [COLUMNS[key][1](row) for row in rows]) for key in columns]
     filled = [(heading, cells) for heading, cells in drawn if any(c != NOTHING for c in cells)]
     headings = [heading for heading, _ in filled]
     return headings, [[cells[i] for _, cells in filled] for i in range(len(rows))]
+
+
+def _heading(key: str, rows: Sequence[SummaryRow]) -> str:
+    images = max((getattr(row, COUNTED[key]) for row in rows), default=0) if key in COUNTED else 0
+    return f"{COLUMNS[key][0]} ({count(images)} images)" if images else COLUMNS[key][0]

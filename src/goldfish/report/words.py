@@ -1,42 +1,38 @@
-"""What was asked and whether it is gone, in words, from the numbers of a run."""
+"""The top of the page in words: what was asked, whether it is gone, and at what price."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from goldfish.report.formatting import (
     NOTHING,
     count,
-    decimal,
     listing,
     number,
     percent,
     plural,
     seconds,
+    wilson,
 )
 from goldfish.report.reading import Result, section
-from goldfish.report.sentences import gap_left, gap_sentence, seeds_sentence, speed_sentence
-from goldfish.report.summary import ORIGIN, YARDSTICK, SummaryRow, summary_rows
-
-Status = Literal["gone", "partly", "kept", "unclear"]
-
-GONE = 0.05
-"""The removed data counts as gone when at most this share of the backdoor is left, where
-origin's success is the whole and retrain's (0 without a retrain) is none."""
-
-KEPT = 0.5
-"""From this share of the backdoor on, the data counts as not gone."""
-
-SIGNAL = 10.0
-"""Origin's backdoor must exceed retrain's by so many points, or it proves nothing."""
-
-WEAK = 50.0
-"""Below so many points of difference the backdoor took only in part: weak evidence."""
-
-COLLAPSE = 5.0
-"""A method that loses so many points of accuracy against retrain (or origin) lost too much."""
+from goldfish.report.sentences import seeds_sentence, speed_sentence
+from goldfish.report.summary import (
+    FEW_IMAGES,
+    ORIGIN,
+    YARDSTICK,
+    SummaryRow,
+    subject,
+    summary_rows,
+)
+from goldfish.report.verdicts import (
+    Status,
+    Verdict,
+    exceeding,
+    not_honoured,
+    removed_class_name,
+    verdicts,
+)
 
 
 @dataclass(frozen=True)
@@ -52,29 +48,25 @@ class Headline:
 def headline(result: Result) -> Headline:
     """Say what was asked and whether the numbers show it gone; retrain is the yardstick."""
     rows = {row.method: row for row in summary_rows(result)}
-    name = _subject(list(rows))
+    name = subject(result)
     asked = asked_sentence(result)
     if name is None:
         sentence = "No unlearning method ran: these are the numbers of the original model alone."
         return Headline("unclear", "Nothing has been removed yet", asked, [sentence])
-    row = rows[name]
-    if row.diverged:
-        status: Status = "unclear"
-        verdict = f"No verdict: {name} diverged"
-        sentences = [f"{name} diverged and gives no model: {_stop(row.diverged)}"]
-    else:
-        status, verdict, sentences = _with_memory(name, rows, *_verdict(name, rows, result))
+    judged = verdicts(result)
+    sentences = list(judged[name].sentences)
+    if not rows[name].diverged:
         sentences += [
-            *gap_sentence(name, rows),
-            *_removed_class(name, result),
-            *_accuracy(name, rows),
+            *exceeding(name, rows, result),
+            *_accuracy(name, rows, result),
             *_cost(name, rows, result),
             *speed_sentence(name, rows, result),
             *seeds_sentence(result),
         ]
     notes = section(section(result, "methods"), name).get("notes") or []
     sentences += [_stop(str(note)) for note in notes]
-    return Headline(status, verdict, asked, sentences + _others(name, rows))
+    sentences += _others(name, rows, judged, result)
+    return Headline(judged[name].status, judged[name].title, asked, sentences)
 
 
 def asked_sentence(result: Result) -> str:
@@ -106,138 +98,43 @@ def asked_sentence(result: Result) -> str:
     return f"Asked: remove {amount} of {who}."
 
 
-def _subject(names: Sequence[str]) -> str | None:
-    """Return the method that the headline is about."""
-    if "goldfish" in names:
-        return "goldfish"
-    others = [name for name in names if name not in (ORIGIN, YARDSTICK)]
-    return others[0] if others else YARDSTICK if YARDSTICK in names else None
-
-
-def _verdict(
-    name: str, rows: Mapping[str, SummaryRow], result: Result
-) -> tuple[Status, str, list[str]]:
-    none = SummaryRow("")
-    origin, row = rows.get(ORIGIN, none), rows[name]
-    retrain = rows.get(YARDSTICK, none) if name != YARDSTICK else none
-    before, after, floor = origin.backdoor_success, row.backdoor_success, retrain.backdoor_success
-    if after is None:
-        return _without_backdoor(name, rows, result)
-    if before is None:
-        sentence = f"Backdoor success is {percent(after)} ({name}); origin has no number to compare"
-        return "unclear", "No verdict: origin's backdoor success is unknown", [f"{sentence}."]
-
-    signal = before - (floor or 0.0)
-    left = (after - (floor or 0.0)) / signal if signal > 0 else 1.0
-    pair = f"{percent(before)} (origin) to {percent(after)} ({name})"
-    if percent(after) == percent(before):
-        moved = f"Backdoor success did not fall: it is {percent(before)} in origin and in {name}"
-    elif after > before:
-        moved = f"Backdoor success did not fall: it went from {pair}"
-    elif left >= KEPT:
-        moved = f"Backdoor success fell only from {pair}"
-    else:
-        moved = f"Backdoor success fell from {pair}"
-    sentences = [f"{moved}{_yardstick(name, rows)}"]
-
-    if signal < SIGNAL:
-        sentences.append(
-            "The original model reacts to the trigger hardly more than a model without the data, "
-            "so this test cannot tell whether the data is gone."
+def image_counts(result: Result) -> str:
+    """Say of how many test images the percentages are; empty where that is not known."""
+    images = section(result, "test_images")
+    rest = " of the remaining classes" if removed_class_name(result) else ""
+    said = [
+        f"{what}: % of {count(known)} test images{more}."
+        for what, key, more in (
+            ("Accuracy", "accuracy", rest),
+            ("Removed class", "removed_class", ""),
+            ("Backdoor", "backdoor", " with the trigger"),
         )
-        return "unclear", "No verdict: the backdoor never took", sentences
-    if signal < WEAK:
-        beyond = "0" if floor is None else "retrain's"
-        sentences.append(
-            f"Weak evidence: origin's backdoor success is only {signal:.1f} points above {beyond}."
-        )
-    if left >= KEPT:
-        return "kept", "Not gone: the backdoor still works", sentences
-    if left > GONE:
-        sentences.append("Part of what the removed data taught is still there.")
-        return "partly", "Partly gone: some of the backdoor is left", sentences
-    whole = retrain.accuracy if retrain.accuracy is not None else origin.accuracy
-    if row.accuracy is not None and whole is not None and whole - row.accuracy > COLLAPSE:
-        sentences.append(
-            f"But {name} is {whole - row.accuracy:.1f} points less accurate than "
-            f"{'retrain' if retrain.accuracy is not None else 'origin'}: "
-            "it lost more than the removed data."
-        )
-        return "partly", "The backdoor is gone, and much of the accuracy with it", sentences
-    if signal < WEAK:
-        return "gone", "Gone, as far as a weak backdoor can show", sentences
-    return "gone", "Gone, as far as the backdoor test can show", sentences
-
-
-def _with_memory(
-    name: str, rows: Mapping[str, SummaryRow], status: Status, verdict: str, sentences: list[str]
-) -> tuple[Status, str, list[str]]:
-    """Take back a good or an open verdict where the model still knows samples without a trigger."""
-    left = gap_left(name, rows)
-    if left is None or left < KEPT:
-        return status, verdict, sentences
-    if status == "gone":
-        verdict = "The backdoor is gone, but removed samples without a trigger are still known"
-        return "partly", verdict, sentences
-    if status == "unclear":
-        return "kept", "Not gone: the removed samples are still known", sentences
-    return status, verdict, sentences
-
-
-def _yardstick(name: str, rows: Mapping[str, SummaryRow]) -> str:
-    """End the sentence on the backdoor with what retraining gives."""
-    if name == YARDSTICK:
-        return ". Retraining never sees the removed data: it is the yardstick itself."
-    if YARDSTICK not in rows:
-        return ". The run has no retrain, so what a model without the data would give is not known."
-    value = rows[YARDSTICK].backdoor_success
-    if value is None:
-        return ". retrain gave no model to compare with."
-    return f"; retraining from scratch gives {percent(value)}."
-
-
-def _without_backdoor(
-    name: str, rows: Mapping[str, SummaryRow], result: Result
-) -> tuple[Status, str, list[str]]:
-    """Without a planted trace only the closeness to retrain is left, which is no proof."""
-    planted = section(result, "deletion").get("backdoor")
-    verdict = f"No verdict: {'its success was not measured' if planted else 'no backdoor to test'}"
-    sentences = [
-        "The backdoor's success was not measured."
-        if planted
-        else "The removed data carried no backdoor, so there is no planted trace to look for."
+        if (known := number(images.get(key)))
     ]
-    ours = rows[name].jsd
-    before = rows[ORIGIN].jsd if ORIGIN in rows else None
-    if YARDSTICK not in rows:
-        sentences.append("The run has no retrain to compare with either.")
-    elif rows[YARDSTICK].diverged:
-        sentences.append("retrain gave no model to compare with either.")
-    elif name == YARDSTICK:
-        sentences.append("Retraining never sees the removed data: it is the yardstick itself.")
-    elif ours is None:
-        sentences.append("Its closeness to retrain was not measured.")
-    elif before is None:
-        sentences.append(
-            f"{name}'s predictions differ from retrain's by a JSD of {decimal(ours, 4)} "
-            "(0: the same, 0.693: nothing in common)."
-        )
-    else:
-        word = "closer to" if ours < before else "no closer to"
-        sentences.append(
-            f"{name}'s predictions are {word} retrain's than origin's are "
-            f"(JSD {decimal(ours, 4)} against {decimal(before, 4)})."
-        )
-    return "unclear", verdict, sentences
+    return " ".join(said)
 
 
-def _accuracy(name: str, rows: Mapping[str, SummaryRow]) -> list[str]:
+def _accuracy(name: str, rows: Mapping[str, SummaryRow], result: Result) -> list[str]:
+    images = rows[name].test_images
+    few = 0 < images < FEW_IMAGES and not rows[name].spread
+
+    def shown(value: float, key: str) -> str:
+        if not few:
+            return f"{percent(value)} ({key})"
+        low, high = wilson(value, images)
+        return f"{percent(value)} ({key}; {low:.1f} to {high:.1f})"
+
     parts = [
-        f"{percent(rows[key].accuracy)} ({key})"
+        shown(value, key)
         for key in dict.fromkeys((ORIGIN, name, YARDSTICK))
-        if key in rows and rows[key].accuracy is not None
+        if key in rows and (value := rows[key].accuracy) is not None
     ]
-    return [f"Accuracy on clean test images: {', '.join(parts)}."] if parts else []
+    where = f"{count(images)} clean test images" if images else "clean test images"
+    if removed_class_name(result):
+        where += " of the remaining classes"
+    if few:
+        where += ", with 95 % intervals"
+    return [f"Accuracy on {where}: {', '.join(parts)}."] if parts else []
 
 
 def _cost(name: str, rows: Mapping[str, SummaryRow], result: Result) -> list[str]:
@@ -263,31 +160,28 @@ def _class_label(result: Result) -> int | None:
     return label if isinstance(label, int) else None
 
 
-def _removed_class(name: str, result: Result) -> list[str]:
-    """Compare the accuracy on the class that was removed, where a class was."""
-    label = _class_label(result)
-    if label is None:
-        return []
-    parts = []
-    for key in dict.fromkeys((ORIGIN, name, YARDSTICK)):
-        final = section(section(section(result, "methods"), key), "final")
-        per_class = final.get("per_class") or []
-        value = number(per_class[label]) if 0 <= label < len(per_class) else None
-        if value is not None:
-            parts.append(f"{percent(value)} ({key})")
-    return [f"Accuracy on class {label}: {', '.join(parts)}."] if parts else []
-
-
-def _others(name: str, rows: Mapping[str, SummaryRow]) -> list[str]:
-    others = [row for key, row in rows.items() if key not in (ORIGIN, YARDSTICK, name)]
+def _others(
+    name: str, rows: Mapping[str, SummaryRow], judged: Mapping[str, Verdict], result: Result
+) -> list[str]:
+    others = [row for key, row in rows.items() if key not in (ORIGIN, name)]
+    sentences = [text for row in others for text in not_honoured(row.method, row)]
+    told = [
+        f"{row.method}: {judged[row.method].short}" for row in others if row.method != YARDSTICK
+    ]
+    if told:
+        sentences.append(f"Verdicts on the other methods: {'; '.join(told)}.")
     known = [
         f"{row.method} {percent(row.backdoor_success)}"
         for row in others
-        if row.backdoor_success is not None
+        if row.backdoor_success is not None and row.method != YARDSTICK
     ]
-    sentences = [f"Backdoor success of the other methods: {listing(known)}."] if known else []
-    rest = [row for key, row in rows.items() if key != name and row.diverged]
-    return sentences + [f"{row.method} diverged: {_stop(row.diverged or '')}" for row in rest]
+    if known:
+        sentences.append(f"Backdoor success of the other methods: {listing(known)}.")
+    for row in others:
+        sentences += exceeding(row.method, rows, result)
+        if row.diverged:
+            sentences.append(f"{row.method} diverged: {_stop(row.diverged)}")
+    return sentences
 
 
 def _stop(text: str) -> str:

@@ -34,7 +34,7 @@ class Shard:
 
     @property
     def hit(self) -> bool:
-        """Whether a deletion touches this shard."""
+        """Whether the deletion at hand touches this shard."""
         return self.removed is not None
 
 
@@ -44,8 +44,8 @@ def partition_shards(client: Client, count: int, seed: int) -> list[Shard]:
     The division depends on the seed and on the ids of all samples, removed ones included, so a
     sample stays in its shard whatever is deleted later. A shard may be left empty.
     """
-    removed_ids = [] if client.removed is None else list(client.removed.ids)
-    ids = sorted([*client.retained.ids, *removed_ids])
+    removed_ids = () if client.removed is None else client.removed.ids
+    ids = sorted([*client.retained.ids, *removed_ids, *client.gone])
     if count > len(ids):
         raise ConfigError(
             f"{client.id} has {len(ids)} samples, too few for {count} shards: lower shards."

@@ -1,0 +1,216 @@
+"""Measures the models of a run: scores, backdoor, and what they remember of removed samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldfish.data import TensorExamples
+from goldfish.evaluation import (
+    Finding,
+    Matched,
+    backdoor_success,
+    class_matched,
+    finding,
+    sample_hits,
+    sample_losses,
+    score,
+)
+from goldfish.experiments.scenario import Scenario, select
+from goldfish.training import LocalWorkspace, predict
+from goldfish.types import DeletionRequest, Params
+
+
+class Evaluator:
+    """Measures models on the scenario's test data and removed samples."""
+
+    def __init__(self, scenario: Scenario, device: str) -> None:
+        self._scenario = scenario
+        self.device = device
+        self._workspace = LocalWorkspace(scenario.model, device)
+        self._clean_removed = _without_trigger(scenario)
+        self._removed_labels = torch.empty(0, dtype=torch.long)
+        if self._clean_removed is not None:
+            self._removed_labels = self._clean_removed.labels.cpu()
+        self._labels = scenario.test.labels.cpu()
+        self._of_removed_class = torch.isin(
+            self._labels, torch.tensor(removed_classes(scenario), dtype=torch.long)
+        )
+        self._yardstick: _Losses | None = None
+
+    def logits(self, params: Params, examples: TensorExamples) -> Tensor:
+        """Return a model's logits."""
+        return predict(self._workspace.load("evaluation", params), examples)
+
+    def compare_with(self, params: Params) -> None:
+        """Compare the memory of all models measured from now on with that of this one."""
+        if self._clean_removed is not None:
+            on_test = self.logits(params, self._scenario.test)
+            on_removed = self.logits(params, self._clean_removed)
+            self._yardstick = self._losses(on_removed, on_test)
+
+    def measure(self, params: Params, requests: Sequence[DeletionRequest] = ()) -> dict[str, Any]:
+        """Return a model's scores, as the field ``final`` of ``result.json`` holds them.
+
+        ``accuracy``, ``loss`` and ``mse`` are of the clean test images of the classes that remain,
+        ``removed_class_accuracy`` of the others. ``without_trigger`` is the backdoor's success on
+        the same images without the trigger. ``memory`` compares removed samples without a trigger
+        with unseen ones: those that ``requests`` name, or all of them.
+        """
+        scenario, labels = self._scenario, self._labels
+        on_test = self.logits(params, scenario.test)
+        rest = ~self._of_removed_class
+        scores = score(on_test[rest], labels[rest], scenario.num_classes)
+        of_class = None
+        if bool(self._of_removed_class.any()):
+            gone = self._of_removed_class
+            of_class = score(on_test[gone], labels[gone], scenario.num_classes).accuracy
+        success = without = None
+        if scenario.triggered is not None and scenario.backdoor is not None:
+            target = scenario.backdoor.target
+            success = backdoor_success(self.logits(params, scenario.triggered), target)
+            without = backdoor_success(on_test[scenario.backdoor.eligible(labels)], target)
+        memory = None
+        if self._clean_removed is not None:
+            on_removed = self.logits(params, self._clean_removed)
+            memory = self._memory(on_removed, on_test, requests)
+        return {
+            "accuracy": scores.accuracy,
+            "loss": scores.loss,
+            "mse": scores.mse,
+            "per_class": list(score(on_test, labels, scenario.num_classes).per_class),
+            "removed_class_accuracy": of_class,
+            "backdoor_success": success,
+            "without_trigger": without,
+            "memory_gap": None if memory is None else memory["gap"],
+            "memory": memory,
+        }
+
+    def measure_round(self, params: Params, requests: Sequence[DeletionRequest]) -> dict[str, Any]:
+        """Return the scores of one round: numbers alone, since there are many rounds."""
+        return numbers(self.measure(params, requests))
+
+    def test_images(self) -> dict[str, Any]:
+        """Return how many test images stand behind each percentage."""
+        triggered = self._scenario.triggered
+        return {
+            "accuracy": int((~self._of_removed_class).sum()),
+            "removed_class": int(self._of_removed_class.sum()),
+            "backdoor": 0 if triggered is None else len(triggered),
+            "per_class": torch.bincount(
+                self._labels, minlength=self._scenario.num_classes
+            ).tolist(),
+        }
+
+    def _losses(self, on_removed: Tensor, on_test: Tensor) -> _Losses:
+        labels = self._removed_labels
+        return _Losses(sample_losses(on_removed, labels), sample_losses(on_test, self._labels))
+
+    def _memory(
+        self, on_removed: Tensor, on_test: Tensor, requests: Sequence[DeletionRequest]
+    ) -> dict[str, Any] | None:
+        """Compare the removed samples without a trigger that are asked for with unseen ones."""
+        labels, clean = self._removed_labels, ~self._scenario.poisoned
+        asked = _named(self._scenario, requests)[clean] if requests else slice(None)
+
+        def matched(removed: Tensor, unseen: Tensor) -> Matched | None:
+            return class_matched(removed[asked], labels[asked], unseen, self._labels)
+
+        losses = self._losses(on_removed, on_test)
+        gap = matched(losses.removed, losses.unseen)
+        right = matched(sample_hits(on_removed, labels), sample_hits(on_test, self._labels))
+        if gap is None or right is None:
+            return None
+        apart = None
+        if self._yardstick is not None:
+            apart = matched(
+                losses.removed - self._yardstick.removed, losses.unseen - self._yardstick.unseen
+            )
+        memory = {
+            "gap": gap.difference,
+            "low": gap.low,
+            "high": gap.high,
+            "removed": gap.removed,
+            "unseen": gap.unseen,
+            "left_out": gap.left_out,
+            "removed_right": right.removed_mean,
+            "unseen_right": right.unseen_mean,
+            "to_retrain": None
+            if apart is None
+            else {"difference": apart.difference, "low": apart.low, "high": apart.high},
+        }
+        return {**memory, "finding": memory_finding(memory)}
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """One model's loss on each removed sample, and on each test image."""
+
+    removed: Tensor
+    unseen: Tensor
+
+
+def memory_finding(memory: Mapping[str, Any]) -> Finding:
+    """Say what the numbers of ``memory`` show: against retrain if there is one, else against 0."""
+    apart = memory["to_retrain"]
+    if apart is None:
+        return finding(memory["gap"], memory["low"], memory["high"])
+    return finding(apart["difference"], apart["low"], apart["high"])
+
+
+def numbers(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a model's scores that are kept of every round."""
+    flat = {key: measured[key] for key in measured if key not in ("per_class", "memory")}
+    apart = (measured["memory"] or {}).get("to_retrain") or {}
+    return {
+        **flat,
+        "gap_to_retrain": apart.get("difference"),
+        "gap_to_retrain_low": apart.get("low"),
+        "gap_to_retrain_high": apart.get("high"),
+    }
+
+
+def _without_trigger(scenario: Scenario) -> TensorExamples | None:
+    """Return the removed samples that carry no trigger, if there are any to be seen here."""
+    if scenario.removed is None:
+        return None
+    clean = (~scenario.poisoned).nonzero().flatten()
+    ids = [scenario.removed.ids[position] for position in clean.tolist()]
+    return select(scenario.removed, clean, ids) if ids else None
+
+
+def removed_classes(scenario: Scenario) -> list[int]:
+    """Return the classes of removed samples that no remaining training sample has."""
+    if scenario.removed is None:
+        return sorted({r.class_label for r in scenario.requests if r.class_label is not None})
+    gone = set(scenario.removed.ids)
+    left = {
+        label
+        for client in scenario.clients
+        for sample_id, label in zip(
+            client.retained.ids, client.retained.labels.tolist(), strict=True
+        )
+        if sample_id not in gone
+    }
+    return sorted(set(scenario.true_labels) - left)
+
+
+def _named(scenario: Scenario, requests: Sequence[DeletionRequest]) -> Tensor:
+    """Return which of the removed samples the requests name, one bool a sample."""
+    by_id = {i for request in requests for i in request.sample_ids or ()}
+    by_class = {(r.client_id, r.class_label) for r in requests if r.class_label is not None}
+    whole = {r.client_id for r in requests if r.sample_ids is None and r.class_label is None}
+    ids = () if scenario.removed is None else scenario.removed.ids
+    return torch.tensor(
+        [
+            sample_id in by_id or holder in whole or (holder, label) in by_class
+            for sample_id, holder, label in zip(
+                ids, scenario.holders, scenario.true_labels, strict=True
+            )
+        ],
+        dtype=torch.bool,
+    )

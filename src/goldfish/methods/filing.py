@@ -1,0 +1,74 @@
+"""Filing deletion requests: every client that asks checks them against its data and remembers.
+
+The engines do both for any task that carries requests. A task of its own reaches the clients before
+any work is done, also those that a method would not ask: a client that leaves, or is not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from goldfish.errors import ConfigError
+from goldfish.methods.steps import answer
+from goldfish.types import (
+    Client,
+    ClientStep,
+    DeletionRequest,
+    Federation,
+    Scalar,
+    Task,
+    Update,
+    Workspace,
+)
+
+
+def file(
+    federation: Federation,
+    requests: Sequence[DeletionRequest],
+    honoured: Sequence[DeletionRequest] = (),
+) -> None:
+    """Let the clients check and remember new requests; raise when one matches nothing.
+
+    A client that cannot be reached now is told by the first task that it is given. A class that is
+    asked for at several clients may be missing at some of them, but not at all.
+    """
+    askers = dict.fromkeys(request.client_id for request in requests)
+    config: dict[str, Scalar] = {"phase": "filing", "round": 1, "seed": 0}
+    tasks = [
+        Task(
+            client_id,
+            "file",
+            {},
+            config,
+            requests=[r for r in requests if r.client_id == client_id],
+            honoured=[r for r in honoured if r.client_id == client_id],
+        )
+        for client_id in askers
+    ]
+    replies = federation.run(tasks, STEPS)
+    for failure in replies.failures:
+        if failure.error == "ConfigError":
+            raise ConfigError(f"{failure.client_id}: {failure.cause}")
+    held = {update.client_id: update.metrics for update in replies.updates}
+    for label in dict.fromkeys(r.class_label for r in requests if r.class_label is not None):
+        asked = [r.client_id for r in requests if r.class_label == label]
+        if all(client in held and not held[client][f"class-{label}"] for client in asked):
+            who = f"Client {asked[0]!r} holds no"
+            if len(asked) > 1:
+                who = f"None of the {len(asked)} clients that were asked holds a"
+            raise ConfigError(f"{who} sample of class {label}: nothing would be removed.")
+
+
+def file_step(task: Task, client: Client, _workspace: Workspace) -> Update:
+    """Say how many samples of each class that is asked for the client removes."""
+    labels = [] if client.removed is None else client.removed.labels.tolist()
+    update = answer(task, {}, 0, [])
+    counts = {
+        f"class-{request.class_label}": float(labels.count(request.class_label))
+        for request in task.requests
+        if request.class_label is not None
+    }
+    return Update(update.client_id, update.params, 0, {**update.metrics, **counts})
+
+
+STEPS: Mapping[str, ClientStep] = {"file": file_step}

@@ -1,0 +1,280 @@
+"""Verdicts by every test a run may have: each alone, together, and where none can tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from goldfish.report.contents import notes
+from goldfish.report.verdicts import Verdict, judged_rows, verdicts
+from goldfish.report.words import headline
+
+Result = dict[str, Any]
+
+
+def judged(result: Result, name: str = "goldfish") -> Verdict:
+    return verdicts(result)[name]
+
+
+@pytest.mark.parametrize(
+    ("goldfish", "half", "status", "short", "title"),
+    [
+        (0.08, 0.01, "kept", "remembers", "Not gone: goldfish remembers the removed samples"),
+        (0.03, 0.01, "partly", "remembers in part", "Partly gone: goldfish still remembers"),
+        (-0.05, 0.01, "partly", "over-forgets", "goldfish over-forgets: it treats the removed"),
+        (0.01, 0.005, "gone", "like unseen samples", "Gone, as far as the losses of 144 removed"),
+        (0.01, 0.034, "gone", "like unseen samples", "Gone, as far as the losses of 144 removed"),
+        (0.01, 0.036, "unclear", "cannot be told", "No verdict: too little to tell removed"),
+    ],
+)
+def test_losses_alone(
+    make_result: Any,
+    remember: Any,
+    goldfish: float,
+    half: float,
+    status: str,
+    short: str,
+    title: str,
+) -> None:
+    """Origin's gap lies 0.09 above retrain's. The last interval reaches 0.046, more than half."""
+    result = make_result(backdoor=False)
+    remember(result, "origin", 0.09, 0.09)
+    remember(result, "goldfish", goldfish, goldfish, half)
+    found = judged(result)
+    assert (found.status, found.short) == (status, short)
+    assert found.title.startswith(title)
+
+
+def test_losses_in_words(make_result: Any, remember: Any) -> None:
+    result = make_result(backdoor=False)
+    remember(result, "origin", 0.09, 0.09)
+    remember(result, "goldfish", 0.02, 0.03)
+    remember(result, "retrain", -0.01)
+    first, second, *_ = judged(result).sentences
+    assert first == (
+        "Memory gap of goldfish: 0.020, 95 % interval 0.010 to 0.030, from 144 removed samples (3 "
+        "more are of classes that the test set lacks) and 359 unseen ones, class by class; it gets "
+        "99.3 % of the removed ones right and 97.2 % of the unseen ones."
+    )
+    assert second == (
+        "Against retrain, whose gap is −0.010, the difference is 0.030, 95 % interval 0.020 to "
+        "0.040: with a margin of 0.02, goldfish remembers them."
+    )
+
+
+def test_without_retrain_a_gap_is_compared_with_0(make_result: Any, remember: Any) -> None:
+    result = make_result(["origin", "goldfish"], backdoor=False)
+    remember(result, "origin", 0.09)
+    remember(result, "goldfish", 0.08)
+    found = judged(result)
+    assert found.status == "kept"
+    assert "Against 0, with a margin of 0.02, goldfish remembers them; the run has no retrain" in (
+        " ".join(found.sentences)
+    )
+
+
+def test_few_samples_tell_little(make_result: Any, remember: Any) -> None:
+    """Origin itself, trained on the samples, cannot be told apart: nobody passes the test."""
+    result = make_result(backdoor=False)
+    remember(result, "origin", 0.09, 0.09, 0.2)
+    remember(result, "goldfish", 0.01, 0.01, 0.2)
+    found = judged(result)
+    assert found.status == "unclear"
+    assert (
+        "origin, which was trained on them, cannot be told apart either (0.090, 95 % interval"
+        in (" ".join(found.sentences))
+    )
+    assert "It takes more removed samples, or a larger test set." in " ".join(found.sentences)
+
+
+@pytest.mark.parametrize(
+    ("success", "memory", "status", "title"),
+    [
+        (0.6, 0.0, "gone", "Gone, as far as the backdoor test and the losses of 144 removed"),
+        (0.6, 0.08, "kept", "Not gone: goldfish remembers the removed samples without a trigger"),
+        (0.6, -0.08, "partly", "goldfish over-forgets"),
+        (30.0, 0.0, "partly", "Partly gone: some of the backdoor is left"),
+        (30.0, 0.08, "kept", "Not gone: goldfish remembers"),
+        (90.0, 0.0, "kept", "Not gone: the backdoor still works"),
+    ],
+)
+def test_the_worse_finding_leads(
+    make_result: Any, remember: Any, success: float, memory: float, status: str, title: str
+) -> None:
+    result = make_result()
+    result["methods"]["goldfish"]["final"]["backdoor_success"] = success
+    remember(result, "origin", 0.09, 0.09)
+    remember(result, "goldfish", memory, memory)
+    found = judged(result)
+    assert found.status == status
+    assert found.title.startswith(title)
+
+
+def test_a_model_that_always_says_the_target_has_no_backdoor(make_result: Any) -> None:
+    """Origin gives the target to all images, with the trigger or without: the trigger adds 0."""
+    result = make_result()
+    for name, success, without in (
+        ("origin", 100.0, 100.0),
+        ("goldfish", 0.0, 0.0),
+        ("retrain", 0.0, 0.0),
+    ):
+        final = {"backdoor_success": success, "without_trigger": without}
+        result["methods"][name]["final"] |= final
+    found = judged(result)
+    assert (found.status, found.title) == ("unclear", "No verdict: the backdoor never took")
+    assert "Without the trigger 100.0 % (origin), 0.0 % (goldfish) and 0.0 % (retrain)" in (
+        " ".join(found.sentences)
+    )
+
+
+def test_what_the_trigger_adds_is_judged(make_result: Any) -> None:
+    """40 % with the trigger and 39 % without: the backdoor is gone, whatever else is wrong."""
+    result = make_result()
+    result["methods"]["goldfish"]["final"] |= {"backdoor_success": 40.0, "without_trigger": 39.0}
+    assert judged(result).status == "gone"
+    result["methods"]["goldfish"]["final"]["without_trigger"] = None
+    assert judged(result).status == "partly"
+
+
+@pytest.mark.parametrize("backdoor", [True, False])
+@pytest.mark.parametrize("memory", [0.0, 0.08, None])
+def test_a_collapsed_model_passes_no_test(
+    make_result: Any, remember: Any, backdoor: bool, memory: float | None
+) -> None:
+    """71.7 % against retrain's 95.1 %."""
+    result = make_result(backdoor=backdoor)
+    result["methods"]["goldfish"]["final"]["accuracy"] = 71.7
+    if memory is not None:
+        remember(result, "origin", 0.09, 0.09)
+        remember(result, "goldfish", memory, memory)
+    found = judged(result)
+    assert found.status == ("kept" if memory else "partly")
+    assert found.title.endswith("; much of the accuracy is lost")
+    assert found.short.endswith(", accuracy lost")
+    assert "23.4 points less accurate than retrain" in found.sentences[0]
+
+
+def test_without_retrain_accuracy_is_held_against_origin(make_result: Any) -> None:
+    result = make_result(["origin", "goldfish"], backdoor=False)
+    result["methods"]["goldfish"]["final"]["accuracy"] = 71.7
+    assert "24.1 points less accurate than origin" in judged(result).sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("origin", "goldfish", "status", "short"),
+    [
+        (97.0, 0.0, "gone", "class gone"),
+        (97.0, 30.0, "partly", "class known in part"),
+        (97.0, 95.0, "kept", "class known"),
+        (5.0, 0.0, "unclear", "no verdict"),
+    ],
+)
+def test_a_removed_class(
+    make_result: Any, origin: float, goldfish: float, status: str, short: str
+) -> None:
+    result = make_result(backdoor=False)
+    result["deletion"]["removed_classes"] = [4]
+    result["test_images"] = {"accuracy": 323, "removed_class": 36}
+    for name, value in (("origin", origin), ("goldfish", goldfish), ("retrain", 0.0)):
+        result["methods"][name]["final"]["removed_class_accuracy"] = value
+    found = judged(result)
+    assert (found.status, found.short) == (status, short)
+    assert "Accuracy on the removed class 4 (36 test images) fell" in found.sentences[0]
+    accuracy = "Accuracy on 323 clean test images of the remaining classes, with 95 % intervals: "
+    assert any(text.startswith(accuracy) for text in headline(result).sentences)
+
+
+FAILED = {"client_id": "client-1", "kind": "samples", "reason": "took part in 0 of 5 rounds"}
+
+
+def test_what_was_not_honoured_comes_first(make_result: Any) -> None:
+    """Whatever the tests find: here they find the backdoor gone."""
+    result = make_result()
+    result["methods"]["goldfish"]["not_honoured"] = [FAILED]
+    found = headline(result)
+    assert (found.status, found.verdict) == ("kept", "Not honoured: the request of client-1")
+    sentence = (
+        "Not honoured by goldfish: the request of client-1 to remove samples (took part in 0 of 5 "
+        "rounds)."
+    )
+    assert found.sentences[0] == sentence
+    assert "Backdoor success fell" in found.sentences[1]
+    assert ("goldfish", sentence) in notes(result)
+
+
+def test_others_that_did_not_honour_a_request_are_named(make_result: Any) -> None:
+    result = make_result(["origin", "goldfish", "retrain", "sisa"])
+    result["methods"]["sisa"] |= {"not_honoured": [FAILED | {"kind": "client"}], "unchanged": True}
+    sentences = headline(result).sentences
+    assert headline(result).status == "gone"
+    assert (
+        "Not honoured by sisa: the request of client-1 to remove all of its data (took part in 0 "
+        "of 5 rounds)."
+    ) in sentences
+    assert "Verdicts on the other methods: sisa: not honoured." in sentences
+
+
+def test_a_model_that_did_not_change_is_flagged(make_result: Any) -> None:
+    result = make_result()
+    result["methods"]["goldfish"]["unchanged"] = True
+    found = judged(result)
+    assert (found.status, found.short) == ("kept", "unchanged")
+    assert found.sentences[0].startswith("goldfish changed nothing: its model is the one from befo")
+
+
+def test_a_gap_beyond_origins_is_flagged(make_result: Any, remember: Any) -> None:
+    """Fed-recovery 0.194, origin 0.085; goldfish's 0.104 is less than the margin above it."""
+    result = make_result(["origin", "goldfish", "retrain", "fed-recovery"], backdoor=False)
+    for name, gap in (("origin", 0.085), ("goldfish", 0.104), ("fed-recovery", 0.194)):
+        remember(result, name, gap, gap)
+    sentence = (
+        "The memory gap of fed-recovery (0.194) exceeds that of origin (0.085), which was trained "
+        "on the removed samples."
+    )
+    assert sentence in headline(result).sentences
+    assert notes(result) == [("fed-recovery", sentence)]
+
+
+def test_a_method_with_a_training_of_its_own_is_held_against_that(make_result: Any) -> None:
+    """The others outvote sisa's poisoned client from the start: its backdoor never took."""
+    result = make_result(["origin", "sisa", "retrain"])
+    trained = {"accuracy": 91.9, "backdoor_success": 3.0, "without_trigger": 0.1}
+    result["methods"]["sisa"]["training"] = {"final": trained, "cost": {}}
+    found = judged(result, "sisa")
+    assert (found.status, found.title) == ("unclear", "No verdict: the backdoor never took")
+    assert "from 3.0 % (sisa's own training) to 0.4 % (sisa)" in found.sentences[0]
+
+
+def test_the_yardstick_has_a_verdict_of_its_own(make_result: Any, remember: Any) -> None:
+    result = make_result(["origin", "retrain"], backdoor=False)
+    remember(result, "retrain", 0.09)
+    found = judged(result, "retrain")
+    assert (found.status, found.short) == ("gone", "yardstick")
+    assert "they are easier or harder than unseen ones" in found.sentences[-1]
+
+
+@pytest.mark.parametrize(
+    ("deletion", "words"),
+    [
+        ({"clean_samples": 12}, "it takes a test set with some of each class"),
+        ({"removed_samples": None, "clean_samples": None}, "are with their clients alone"),
+        ({}, "were not compared"),
+    ],
+)
+def test_what_it_would_take(make_result: Any, deletion: Result, words: str) -> None:
+    result = make_result(["origin", "goldfish"], backdoor=False)
+    result["deletion"] |= deletion
+    found = judged(result)
+    assert found.status == "unclear"
+    assert words in found.sentences[0]
+    assert "add it to unlearning.methods" in found.sentences[1]
+
+
+def test_every_method_has_a_short_verdict(make_grown: Any) -> None:
+    rows = judged_rows(make_grown())
+    assert len(rows) == 11
+    assert all(row.verdict for row in rows if row.method != "origin")
+    assert {row.method: row.verdict for row in rows}["fed-recovery"] == (
+        "backdoor works, remembers, accuracy lost"
+    )
