@@ -1,23 +1,17 @@
 from __future__ import annotations
 
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
-from typer.testing import CliRunner
 
-from goldfish.bench import tables
 from goldfish.bench.child import ENGINE, _tree_bytes, arguments, parse, run_whole
-from goldfish.bench.limits import Limits, step_flops
+from goldfish.bench.limits import step_flops
 from goldfish.bench.plain import in_its_process, plain_model
 from goldfish.bench.rounds import Workload, load_images
-from goldfish.cli import app
 from goldfish.errors import ConfigError
 from goldfish.feeds import Batch
 from goldfish.training import cross_entropy_objective
@@ -77,28 +71,3 @@ def test_memory_is_that_of_a_process_and_its_children() -> None:
         process.stdout.readline()
         assert 60_000_000 < _tree_bytes(process.pid) < 200_000_000
         process.communicate(b"\n")
-
-
-def test_the_command_of_the_page_prints_all_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "measure_limits", lambda *_: Limits(1e12, 1e10))
-    monkeypatch.setattr(tables, "flower_can_simulate", lambda: False)
-    monkeypatch.setattr("goldfish.cli.console", Console(width=160))
-    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
-    (command,) = re.findall(r"^```console\n(goldfish bench .*)\n```", page, re.MULTILINE)
-    threads = torch.get_num_threads()
-    try:
-        result = CliRunner().invoke(app, shlex.split(command)[1:])
-    finally:
-        torch.set_num_threads(threads)
-    assert result.exit_code == 0, result.output
-    for words in (
-        "engine, 2 clients",
-        "of the plain loop",
-        "ten rounds of goldfish",
-        "of retrain's",
-        "complete Goldfish step",
-        "of the matrix product",
-        "peak memory",
-        "pip install 'flwr[simulation]'",
-    ):
-        assert words in result.output

@@ -1,67 +1,240 @@
-"""The documents are true: their commands run, their code runs, what they name exists."""
+"""The documents are true: their commands run, their code runs, what they name exists.
+
+Every block of every document has a language, and a language says what is done with its blocks:
+``console`` and ``python`` run as printed, each in a fresh process, ``toml`` is a configuration that
+is read, ``sh`` is for other machines and is checked word by word, the rest is for reading.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from typer.main import get_command
 
+from goldfish.cli import app
+from goldfish.experiments.config import parse_config
 from goldfish.experiments.reference import reference
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LANGUAGES = {"console", "python", "toml", "sh", "ini", "nginx", "text"}
+"""The unit files (``ini``) and what a page says of Flower are the matter of test_flower_page.py."""
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+class Block(NamedTuple):
+    """A block of code in a document."""
+
+    document: str
+    line: int
+    language: str
+    text: str
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def blocks(*languages: str) -> list[Block]:
+    return [block for path in DOCUMENTS for block in _blocks(path) if block.language in languages]
+
+
+def _blocks(path: Path) -> Iterator[Block]:
+    text = path.read_text()
+    for found in re.finditer(r"^```(.*?)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield Block(path.name, text.count("\n", 0, found.start()) + 1, found[1], found[2])
+
+
+def inline(path: Path) -> list[str]:
+    """Return the code within the sentences of a document."""
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+
+
+def name_of(value: Any) -> str:
+    return f"{value.document}:{value.line}" if isinstance(value, Block) else str(value)
+
+
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def test_the_readmes_code_runs(tmp_path: Path) -> None:
-    (code,) = blocks(README, "python")
-    done = run([sys.executable, "-c", code], tmp_path)
+def run_commands(document: str, folder: Path) -> str:
+    """Run the commands of a document in order, and return what they said.
+
+    A configuration whose first line is a comment with a file's name lies there under that name.
+    """
+    for block in blocks("toml"):
+        named = re.match(r"# ([\w.-]+\.toml)\n", block.text)
+        if named and block.document == document:
+            (folder / named[1]).write_text(block.text)
+    said = ""
+    for block in blocks("console"):
+        for line in block.text.splitlines() if block.document == document else ():
+            command = shlex.split(line)
+            if command[0] == "make":  # it would install the project, and test all of it
+                done = run(["make", "--dry-run", *command[1:]], ROOT)
+            else:
+                assert command[0] == "goldfish", f"{name_of(block)}: no way to run {line!r}"
+                done = run([sys.executable, "-m", *command], folder)
+            assert done.returncode == 0, (line, done.stderr)
+            said += done.stdout
+    return said
+
+
+def test_every_block_has_a_language() -> None:
+    found = [block for path in DOCUMENTS for block in _blocks(path)]
+    assert len(found) > 15
+    unknown = [f"{name_of(b)}: {b.language!r}" for b in found if b.language not in LANGUAGES]
+    assert not unknown, "no test knows what to do with these blocks"
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=name_of)
+def test_code_runs(block: Block, tmp_path: Path) -> None:
+    done = run([sys.executable, "-c", block.text], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "Cost(" in done.stdout
-    assert (tmp_path / "unlearned.safetensors").exists()
+    if block.document == "README.md":
+        assert "Cost(" in done.stdout
+        assert (tmp_path / "unlearned.safetensors").exists()
+
+
+def test_every_document_with_commands_has_a_test_that_runs_them() -> None:
+    here = {"README.md", "performance.md"}
+    assert {block.document for block in blocks("console")} == {*here, "flower.md"}
 
 
 def test_the_readmes_commands_run(tmp_path: Path) -> None:
-    (config,) = blocks(README, "toml")
-    (tmp_path / "experiment.toml").write_text(config)
-    lines = [line for block in blocks(README, "console") for line in block.splitlines()]
-    commands = [shlex.split(line) for line in lines if line.startswith("goldfish ")]
-    assert len(commands) >= 6
-    for command in commands:
-        done = run([sys.executable, "-m", *command], tmp_path)
-        assert done.returncode == 0, (command, done.stderr)
+    run_commands("README.md", tmp_path)
     assert (tmp_path / "runs" / "experiment" / "report.html").exists()
-    makes = [shlex.split(line)[1] for line in lines if line.startswith("make ")]
+    again = "goldfish run runs/experiment --resume"
+    assert again in inline(ROOT / "README.md")
+    done = run([sys.executable, "-m", *shlex.split(again)], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_of_the_performance_page_prints_all_ratios(tmp_path: Path) -> None:
+    said = run_commands("performance.md", tmp_path)
+    for words in (
+        "engine, 2 clients",
+        "of the plain loop",
+        "ten rounds of goldfish",
+        "of retrain's",
+        "complete Goldfish step",
+        "of the matrix product",
+        "peak memory",
+        "Flower's simulation",
+    ):
+        assert words in said
+
+
+FEDERATION = """
+import torch
+from torch import nn
+def model():
+    return nn.Linear(4, 2)
+clients = [goldfish.Client(n, [(torch.randn(4), i % 2) for i in range(9)]) for n in "ab"]
+federation = goldfish.InProcess(clients, model)
+"""
+STATEMENTS = {
+    "goldfish.data.DatasetExamples": ("dataset = [([0.0], 0), ([1.0], 1)]", "['a', 'b']"),
+    "goldfish.train": (FEDERATION, "federation"),
+    "goldfish.unlearn": (
+        f"{FEDERATION}\ntrained = goldfish.train(federation, method='sisa')",
+        "trained, [goldfish.DeletionRequest('a', sample_ids=['3'])]",
+    ),
+    "goldfish.InProcess": (FEDERATION, "clients, model"),
+}
+"""What must be there before a statement of a sentence runs, and what its ``...`` stand for."""
+
+
+def statements() -> list[str]:
+    """Return the calls of the library that stand in sentences."""
+    found = []
+    for code in dict.fromkeys(code for path in DOCUMENTS for code in inline(path)):
+        try:
+            full = re.sub(r"^InProcess\(", "goldfish.InProcess(", code)
+            call = ast.parse(full, mode="eval").body
+        except SyntaxError:
+            continue
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("goldfish."):
+            found.append(ast.unparse(call))
+    return found
+
+
+@pytest.mark.parametrize("code", statements())
+def test_a_statement_in_a_sentence_runs(code: str, tmp_path: Path) -> None:
+    function = code.partition("(")[0]
+    assert function in STATEMENTS, f"no way to run {code}"
+    before, meant = STATEMENTS[function]
+    whole = f"import goldfish\n{before}\n{code.replace('...', meant)}"
+    done = run([sys.executable, "-c", whole], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_are_statements_in_sentences() -> None:
+    assert len(statements()) >= 4
+
+
+def test_commands_in_sentences_and_for_other_machines_have_options_that_exist() -> None:
+    lines = [line for block in blocks("sh") for line in block.text.splitlines()]
+    said = [code for path in DOCUMENTS for code in inline(path)]
+    commands = [shlex.split(line) for line in lines]
+    commands += [shlex.split(c) for c in said if re.match(r"goldfish [a-z]", c)]
+    assert len(commands) > 20
+    for command in commands:
+        program, *words = command
+        if Path(program).name == "goldfish":
+            _check_options(words)
+        elif Path(program).name == "pip":
+            extra = re.fullmatch(r"goldfish-fl\[(\w+)\]", words[-1])
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+            assert extra, command
+            assert extra[1] in project["optional-dependencies"]
+        else:
+            assert program in {"python3", "flwr", "sqlite3"}, f"no way to check {command}"
+
+
+def _check_options(words: list[str]) -> None:
+    command: Any = get_command(app)
+    rest = list(words)
+    while rest and hasattr(command, "commands"):
+        assert rest[0] in command.commands, f"there is no 'goldfish {' '.join(words)}'"
+        command = command.commands[rest.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    for word in rest:
+        assert not word.startswith("-") or word in known, f"{word} of 'goldfish {' '.join(words)}'"
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=name_of)
+def test_a_configuration_is_read(block: Block) -> None:
+    values = tomllib.loads(block.text)
+    assert values
+    if "deletion" in values:
+        parse_config(values)
+
+
+def test_make_has_the_targets_that_documents_name() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert makes == ["demo", "test"]
-    assert set(makes) <= set(targets)
+    named = {
+        word for path in DOCUMENTS for c in inline(path) for word in re.findall("^make (.*)", c)
+    }
+    assert named
+    assert named <= set(targets)
 
 
 def test_every_command_is_documented() -> None:
-    from typer.main import get_command
-
-    from goldfish.cli import app
-
     group = get_command(app)
     names = []
     for name, command in group.commands.items():  # type: ignore[attr-defined]

@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import tomllib
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +32,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
-def commands(beginning: str) -> list[list[str]]:
-    lines = [line for block in blocks("console") for line in block.splitlines()]
+def commands(beginning: str, language: str = "console") -> list[list[str]]:
+    lines = [line for block in blocks(language) for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line.startswith(beginning)]
 
 
@@ -47,6 +46,16 @@ def goldfish(command: list[str], folder: Path) -> subprocess.CompletedProcess[st
         text=True,
         check=False,
     )
+
+
+def test_every_command_has_a_test_that_runs_it() -> None:
+    known = ("goldfish flower init", "goldfish flower keys", "goldfish flower up", "goldfish run")
+    assert len(commands("")) == sum(len(commands(beginning)) for beginning in known)
+    said = subprocess.run(
+        [executable("flwr"), "supernode", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for _, _, verb, *_ in commands("flwr supernode", "sh"):
+        assert verb in said
 
 
 @pytest.mark.deployment
@@ -129,7 +138,7 @@ def test_units_keep_their_state_to_themselves(unit: str) -> None:
 
 
 def test_a_run_on_the_server_writes_where_its_unit_may() -> None:
-    (command,) = commands("/opt/goldfish/bin/goldfish run")
+    (command,) = commands("/opt/goldfish/bin/goldfish run", "sh")
     assert Path(command[command.index("--out") + 1]).is_relative_to("/var/lib/goldfish")
     units = [unit for unit in blocks("ini") if "flower-superexec" in unit]
     assert ["ProtectSystem=strict" in unit for unit in units] == [True]
@@ -137,7 +146,7 @@ def test_a_run_on_the_server_writes_where_its_unit_may() -> None:
 
 def test_one_run_is_forgotten_by_hand(tmp_path: Path) -> None:
     store_id(tmp_path)
-    ((_, _, script),) = commands("sqlite3")
+    ((_, _, script),) = commands("sqlite3", "sh")
     with contextlib.closing(sqlite3.connect(tmp_path / "client.sqlite")) as db:
         for run in ("NAME", "other"):
             db.execute("INSERT INTO state (run, key, bytes) VALUES (?, 'a', 1)", [run])
@@ -152,7 +161,6 @@ def test_the_nodes_settings_are_those_that_a_node_takes() -> None:
     section = PAGE.partition("### A node's settings")[2].partition("\n### ")[0]
     named = set(re.findall(r"^\| `([\w-]+)=", section, re.MULTILINE))
     assert named == set(KNOWN) - {"num-partitions"}
-    assert all(tomllib.loads(block) for block in blocks("toml"))
 
 
 def test_flower_takes_the_app_folder(tmp_path: Path) -> None:
