@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, unknown
 from goldfish.evaluation import Cost, Scores, round_cost, score
-from goldfish.methods import Method, Plan, method_named, ordinary, refuse_unhandled
+from goldfish.methods import Method, Plan, method_named, notes_of, ordinary, refuse_unhandled
 from goldfish.models import fresh_params
 from goldfish.training import LocalWorkspace, Settings, TrainingSettings, predict
 from goldfish.types import (
@@ -177,7 +177,8 @@ def unlearn(
         seed=trained.seed if seed is None else seed,
     )
     records, params, _, _ = _collect(plan, chosen.unlearn(plan, own), scored)
-    return Unlearned(trained.federation, chosen.name, params, records, chosen.notes(plan, own))
+    notes = notes_of(chosen, plan, own)
+    return Unlearned(trained.federation, chosen.name, params, records, notes)
 
 
 def training_plan(
@@ -307,7 +308,8 @@ def _collect(
         if this.index in kept:
             history[this.index] = HistoryEntry(this.index, params, this.updates)
         params, memo = this.params, this.memo
-        cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
+        by_server = 0 if plan.server is None else plan.server.take_measured()
+        cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase), by_server)
         scores = None
         if test is not None:
             logits = predict(workspace.load("test", params), test)

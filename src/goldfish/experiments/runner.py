@@ -13,7 +13,7 @@ from goldfish.experiments.config import Config
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evidence import Diverged, Evaluator, Outcome, collect_evidence
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
-from goldfish.methods import METHODS, Method, Plan, ordinary
+from goldfish.methods import METHODS, Method, Plan, notes_of, ordinary
 from goldfish.params import num_bytes
 from goldfish.store import Checkpoint, KeptHistory, RunDirectory, run_id_of, write_whole
 from goldfish.training import Settings
@@ -202,7 +202,7 @@ def _run_method(
         )
         stages.append(after.records)
         honoured += stage
-        notes = method.notes(plan, settings)
+        notes = notes_of(method, plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
         trained = replace(trained, params=after.params, phase=plan.phase, memo=after.memo)
     return Outcome(before.params, _numbered(stages), notes=tuple(notes), preparation=preparation)
@@ -245,7 +245,8 @@ def _run_phase(
         for this, seconds in timed(begin(replace(plan, last=last))):
             before, params, memo = params, this.params, this.memo
             kept = states_of(plan.federation, plan.phase)
-            cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
+            by_server = 0 if plan.server is None else plan.server.take_measured()
+            cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase), by_server)
             measured = evaluator.measure(params)
             measured.pop("per_class")
             record = {

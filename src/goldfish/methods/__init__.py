@@ -14,6 +14,7 @@ from goldfish.methods.method import (
     Plan,
     count_kept_models,
     deletion_kind,
+    notes_of,
     refuse_unhandled,
 )
 from goldfish.methods.rapid_retrain import RAPID_RETRAIN
@@ -48,5 +49,6 @@ __all__ = [
     "count_kept_models",
     "deletion_kind",
     "method_named",
+    "notes_of",
     "refuse_unhandled",
 ]
