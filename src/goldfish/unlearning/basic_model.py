@@ -29,6 +29,7 @@ from goldfish.training import (
     predict,
 )
 from goldfish.types import Examples
+from goldfish.unlearning.batch_norm import statistics_of_first
 from goldfish.unlearning.extension import adaptive_temperature
 from goldfish.unlearning.fused_loss import Terms, fused_losses
 from goldfish.unlearning.loss_function import (
@@ -179,8 +180,12 @@ class GoldfishObjective:
 
 
 def joint_logits(student: nn.Module, inputs: Tensor, removed: Tensor) -> Tensor:
-    """Return what the student says of remaining and then of removed inputs, in one pass."""
-    both: Tensor = student(torch.cat([inputs, removed]))
+    """Return what the student says of remaining and then of removed inputs, in one pass.
+
+    Removed inputs leave nothing in the running statistics of BatchNorm layers.
+    """
+    with statistics_of_first(student, len(inputs)):
+        both: Tensor = student(torch.cat([inputs, removed]))
     return both
 
 
