@@ -106,6 +106,9 @@ class SummaryRow:
     samples: float | None = None
     bytes_sent: float | None = None
     bytes_kept: float | None = None
+    teacher_samples: float | None = None
+    fisher_samples: float | None = None
+    measured_samples: float | None = None
     memory_gap: float | None = None
     """Mean loss on unseen samples minus that on removed ones without a trigger."""
     to_quality: float | None = None
@@ -201,6 +204,9 @@ def _row(name: str, method: Result, retrain: Result, images: Result) -> SummaryR
         samples=number(cost.get("samples")),
         bytes_sent=number(cost.get("bytes_sent")),
         bytes_kept=number(cost.get("bytes_kept")),
+        teacher_samples=number(cost.get("teacher_samples")),
+        fisher_samples=number(cost.get("fisher_samples")),
+        measured_samples=number(cost.get("measured_samples")),
         memory_gap=number(final.get("memory_gap")),
         to_quality=to_quality,
         missed="time_to_quality" in method and to_quality is None and name != ORIGIN,
@@ -345,6 +351,9 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
     "effect_size": ("effect vs origin", lambda row: decimal(row.effect_size, 2)),
     "steps": ("steps", lambda row: count(row.steps)),
     "samples": ("samples", lambda row: count(row.samples)),
+    "teacher_samples": ("teacher samples", lambda row: count(row.teacher_samples or None)),
+    "fisher_samples": ("Fisher samples", lambda row: count(row.fisher_samples or None)),
+    "measured_samples": ("measured samples", lambda row: count(row.measured_samples or None)),
     "bytes_sent": ("sent", lambda row: size(row.bytes_sent)),
     "loss": ("test loss", lambda row: decimal(row.loss)),
     "without_trigger": ("target without trigger", lambda row: percent(row.without_trigger)),
