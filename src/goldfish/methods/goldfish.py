@@ -250,10 +250,7 @@ def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
 
 def _measures(_plan: Plan, settings: Settings) -> Sequence[str]:
     settings = cast("GoldfishSettings", settings)
-    decided = {
-        WEIGHTS: _weighs_by_error(plan, settings),
-        "when the rounds ended": settings.round_stop,
-    }
+    decided = {WEIGHTS: settings.adaptive_weights, "when the rounds ended": settings.round_stop}
     return [what for what, measured in decided.items() if measured]
 
 
