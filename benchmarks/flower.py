@@ -17,8 +17,8 @@ import numpy as np
 from goldfish.experiments.config import load_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
-from goldfish.flower_app.deployment import Deployment
-from goldfish.flower_app.submit import run_on_flower
+from goldfish.flower.ops.up import Deployment
+from goldfish.flower.submit import run_on_flower
 
 CONFIG = """
 engine = "{engine}"

@@ -33,7 +33,7 @@ def test_only_the_flower_engine_imports_flower() -> None:
     code = (
         "import sys, goldfish\n"
         "for name in goldfish.__all__: getattr(goldfish, name)\n"
-        "import goldfish.experiments.runner, goldfish.flower_app.submit, goldfish.report\n"
+        "import goldfish.experiments.runner, goldfish.flower.submit, goldfish.report\n"
         "print('torch' in sys.modules, 'flwr' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OF_FLOWER = ("flower_app", "federation", "bench")
+OF_FLOWER = ("flower", "bench")
 """Where the packages of the ``flower`` extra may be imported."""
 
 

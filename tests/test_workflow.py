@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 import goldfish
 from goldfish.data import TensorExamples
-from goldfish.methods import Plan, ordinary
+from goldfish.methods import Plan, fedavg
 from goldfish.params import digest, params_of
-from goldfish.training import Settings
+from goldfish.settings import Settings
 from goldfish.types import Client, DeletionRequest, Round
 
 MakeClients = Callable[..., list[Client]]
@@ -169,9 +169,9 @@ def test_a_method_of_ones_own(trained: goldfish.Trained) -> None:
 
     def fine_tune(plan: Plan, _settings: Settings) -> Iterator[Round]:
         assert plan.original is not None
-        return ordinary.train(plan, plan.original)
+        return fedavg.train(plan, plan.original)
 
-    own = goldfish.Method("fine-tune", "Go on without it.", NoSettings, ordinary.STEPS, fine_tune)
+    own = goldfish.Method("fine-tune", "Go on without it.", NoSettings, fedavg.STEPS, fine_tune)
     result = goldfish.unlearn(trained, [REQUEST], method=own, rounds=2)
     assert result.method == "fine-tune"
     assert len(result.rounds) == 2

@@ -285,7 +285,7 @@ def flower_init(
 ) -> None:
     """Write a small app folder: what Flower loads, and a configuration to begin with."""
     _need_flower()
-    from goldfish.flower_app.folder import write_app
+    from goldfish.flower.folder import write_app
 
     for path in write_app(folder):
         console.print(path, highlight=False, markup=False, soft_wrap=True)
@@ -302,7 +302,7 @@ def flower_keys(
 ) -> None:
     """Make a certificate authority, the SuperLink's certificate and a key pair for each node."""
     _need_flower()
-    from goldfish.flower_app.keys import make_keys
+    from goldfish.flower.ops.keys import make_keys
 
     keys = make_keys(folder, nodes, host or ())
     console.print(
@@ -325,7 +325,7 @@ def flower_up(
 ) -> None:
     """Start a SuperLink and nodes on this machine, until Ctrl-C."""
     _need_flower()
-    from goldfish.flower_app.deployment import Deployment
+    from goldfish.flower.ops.up import Deployment
 
     _end_as_by_ctrl_c()
     try:
@@ -364,7 +364,7 @@ def flower_doctor(
 ) -> None:
     """Check an installation, and say of each problem what to do."""
     _need_flower()
-    from goldfish.flower_app.doctor import Checkup, examine
+    from goldfish.flower.ops.doctor import Checkup, examine
 
     healthy = True
     for finding in examine(Checkup(state_dir, secure, superlink, tuple(port or ()))):
@@ -386,7 +386,7 @@ def flower_tombstones(
 ) -> None:
     """List the samples that a client was asked to remove, and never uses again."""
     _need_flower()
-    from goldfish.flower_app.store import ClientStore
+    from goldfish.flower.client_store import ClientStore
 
     if not state_dir.is_dir():
         raise ConfigError(f"There is no state-dir {state_dir}.")
@@ -426,7 +426,7 @@ def _run(
 
     once: Callable[..., Iterator[Step]] = run_experiment
     if config.engine == "flower":
-        from goldfish.flower_app.submit import run_on_flower
+        from goldfish.flower.submit import run_on_flower
 
         _end_as_by_ctrl_c()
         once = partial(run_on_flower, tell=partial(console.print, markup=False, highlight=False))
@@ -482,7 +482,7 @@ def _need_flower() -> None:
 def _resolve(device: Device) -> str:
     import torch
 
-    from goldfish.device import open_queues
+    from goldfish.hardware.gpu import open_queues
 
     if device is Device.cpu:
         return "cpu"

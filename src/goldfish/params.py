@@ -80,7 +80,7 @@ def shapes_of(params: Params) -> Shapes:
 
 
 READER = "_goldfish_reader"
-"""Where a model on a GPU has what reads all of its values at once (goldfish.device)."""
+"""Where a model on a GPU has what reads all of its values at once (goldfish.hardware.gpu)."""
 
 
 def params_of(model: nn.Module) -> Params:

@@ -22,15 +22,17 @@ from goldfish.methods import (
     Method,
     Plan,
     deletion_kind,
+    fedavg,
     method_named,
     not_honoured,
     notes_of,
-    ordinary,
     refuse_unhandled,
 )
 from goldfish.methods.filing import file
 from goldfish.models import fresh_params
-from goldfish.training import LocalWorkspace, Settings, TrainingSettings, predict
+from goldfish.settings import Settings, TrainingSettings
+from goldfish.training.fit import predict
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     DeletionRequest,
     Examples,
@@ -162,7 +164,7 @@ def train(
     for name, own_values in wanted.items():
         needed = method_named(name)
         kept.update(needed.kept_rounds(needed.settings.parse(own_values), checked.rounds))
-    rounds, params, history, _ = _collect(plan, ordinary.train(plan, plan.fresh), scored, kept)
+    rounds, params, history, _ = _collect(plan, fedavg.train(plan, plan.fresh), scored, kept)
     return Trained(
         federation, params, checked, seed, rounds, history=history, states=federation.states()
     )
@@ -234,7 +236,7 @@ def training_plan(
     test: Examples | None = None,
     phase: str = "origin",
 ) -> Plan:
-    """Return what :func:`goldfish.methods.ordinary.train` needs."""
+    """Return what :func:`goldfish.methods.fedavg.train` needs."""
     return Plan(
         phase=phase,
         federation=federation,

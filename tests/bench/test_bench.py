@@ -13,8 +13,8 @@ from goldfish.bench.limits import step_flops
 from goldfish.bench.plain import in_its_process, plain_model
 from goldfish.bench.rounds import Workload, load_images
 from goldfish.errors import ConfigError
-from goldfish.feeds import Batch
-from goldfish.training import cross_entropy_objective
+from goldfish.training.batches import Batch
+from goldfish.training.fit import cross_entropy_objective
 
 
 def test_flops_of_a_step_by_hand() -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from goldfish.flower_app.node import KNOWN
-from goldfish.flower_app.processes import executable, free_ports
-from goldfish.flower_app.store import store_id
+from goldfish.flower.client_store import store_id
+from goldfish.flower.node import KNOWN
+from goldfish.flower.ops.processes import executable, free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import goldfish
-from goldfish import graphs
 from goldfish import params as P  # noqa: N812
 from goldfish.data import TensorExamples, load
 from goldfish.data import partition as partitions
-from goldfish.feeds import Batch
 from goldfish.models import model_factory
-from goldfish.training import predict
+from goldfish.training import graphs
+from goldfish.training.batches import Batch
+from goldfish.training.fit import predict
 from goldfish.types import Client, DeletionRequest, ModelFactory, Params
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
 from goldfish.unlearning.extension import ServerTest

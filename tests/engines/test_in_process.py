@@ -15,7 +15,7 @@ from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError
 from goldfish.federation.in_process import _homes, _room
 from goldfish.params import digest
-from goldfish.training import LocalWorkspace
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, DeletionRequest
 
 MakeClients = Callable[..., list[Client]]

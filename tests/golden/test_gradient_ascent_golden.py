@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn, tensor
 
 from goldfish.data import TensorExamples
-from goldfish.feeds import Batch
 from goldfish.methods.gradient_ascent import ascend_step, ascent_objective, clipping, project
 from goldfish.params import params_of
-from goldfish.training import LocalWorkspace, TrainingSettings
+from goldfish.settings import TrainingSettings
+from goldfish.training.batches import Batch
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, Task, Update
 
 LN2 = math.log(2)

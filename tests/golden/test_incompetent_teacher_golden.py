@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn, tensor
 
-from goldfish.feeds import Batch
 from goldfish.methods.incompetent_teacher import (
     BadTeachingObjective,
     bad_teaching_loss,
     imitation_loss,
 )
+from goldfish.training.batches import Batch
 
 LN2, LN3 = math.log(2), math.log(3)
 EXACT = 1e-6

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from goldfish.training import TrainingSettings, learning_rate_at
+from goldfish.settings import TrainingSettings, learning_rate_at
 
 
 def rates(settings: TrainingSettings, rounds: int) -> list[float]:

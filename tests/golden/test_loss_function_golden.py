@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn, tensor
 
-from goldfish.feeds import Batch
+from goldfish.training.batches import Batch
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings, goldfish_losses
 from goldfish.unlearning.loss_function import (
     HardLossName,

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from goldfish.data import TensorExamples
-from goldfish.feeds import plain_feed
 from goldfish.methods.rapid_retrain import (
     FisherPreconditioner,
     RapidRetrainSettings,
     diagonal_fisher,
     fisher_scales,
 )
-from goldfish.training import TrainingSettings, cross_entropy_objective, fit
+from goldfish.settings import TrainingSettings
+from goldfish.training.batches import plain_feed
+from goldfish.training.fit import cross_entropy_objective, fit
 
 INPUTS = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
 LABELS = torch.zeros(4, dtype=torch.long)

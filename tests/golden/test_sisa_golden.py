@@ -12,7 +12,8 @@ from torch import nn, tensor
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.methods.sisa import SISA, SisaSettings, epochs_of, place_of, separate
-from goldfish.training import LocalWorkspace, TrainingSettings, join
+from goldfish.settings import TrainingSettings
+from goldfish.training.workspace import LocalWorkspace, join
 from goldfish.types import Client, DeletionRequest, Params
 
 SLICES = 3

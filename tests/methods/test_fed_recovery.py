@@ -13,7 +13,7 @@ from torch import nn
 
 import goldfish
 from goldfish.data import TensorExamples
-from goldfish.methods import Plan, ordinary
+from goldfish.methods import Plan, fedavg
 from goldfish.methods.fed_recovery import (
     FED_RECOVERY,
     FedRecoverySettings,
@@ -207,7 +207,7 @@ def test_the_bound_holds_where_its_assumption_does() -> None:
     retraining = replace(
         training_plan(federation, trained.settings), requests=tuple(REQUESTS["client"])
     )
-    *_, last = ordinary.train(retraining, start)
+    *_, last = fedavg.train(retraining, start)
     for strength in (1.0, 3.0, 10.0):
         recovered = recover(
             plan_for(trained, REQUESTS["client"]),

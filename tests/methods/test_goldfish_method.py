@@ -13,7 +13,7 @@ from torch import nn
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.data.removal import split
-from goldfish.methods import ordinary
+from goldfish.methods import fedavg
 from goldfish.params import digest, num_bytes
 from goldfish.types import Client, DeletionRequest, Params
 from goldfish.unlearning.optimization import combine, partition_shards
@@ -152,7 +152,7 @@ def test_an_isolated_shard_that_was_not_hit_never_saw_the_removed_samples(
     request, hit = hit_one_shard(make_clients)
     federation = goldfish.InProcess(make_clients(), small_net)
     plan = replace(training_plan(federation, sharded.settings), requests=(request,))
-    rounds = list(ordinary.train(plan, plan.fresh))
+    rounds = list(fedavg.train(plan, plan.fresh))
     never = goldfish.Trained(federation, rounds[-1].params, sharded.settings, 0)
     for client in ("client-1", "client-2", "client-3"):
         clean, original = kept(never, client, "origin"), kept(sharded, client, "origin")

@@ -12,11 +12,12 @@ from torch import nn
 
 import goldfish
 from goldfish.data import removal
-from goldfish.methods import ordinary
+from goldfish.methods import fedavg
 from goldfish.methods.gradient_ascent import GRADIENT_ASCENT, GradientAscentSettings, ascend_step
 from goldfish.methods.method import Plan
 from goldfish.params import digest, distance, num_bytes, weighted_mean
-from goldfish.training import LocalWorkspace, predict
+from goldfish.training.fit import predict
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, DeletionRequest, Params, Round, Task, Update, Workspace
 from goldfish.workflow import unlearning_plan
 
@@ -121,7 +122,7 @@ def test_the_recovery_is_ordinary_training_from_the_ascended_model(
 ) -> None:
     plan = plan_for(trained, SAMPLES)
     rounds = rounds_of(plan)
-    again = list(ordinary.train(replace(plan, last=rounds[0]), plan.fresh))
+    again = list(fedavg.train(replace(plan, last=rounds[0]), plan.fresh))
     assert [digest(r.params) for r in again] == [digest(r.params) for r in rounds[1:]]
 
 

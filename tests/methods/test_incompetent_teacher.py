@@ -20,7 +20,9 @@ from goldfish.methods.incompetent_teacher import (
 )
 from goldfish.methods.method import Plan
 from goldfish.params import digest, distance, num_bytes
-from goldfish.training import LocalWorkspace, TrainingSettings, predict
+from goldfish.settings import TrainingSettings
+from goldfish.training.fit import predict
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, DeletionRequest, Examples, Params, Round, RoundReplies, Task
 from goldfish.workflow import unlearning_plan
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import TensorExamples
-from goldfish.feeds import Batch, plain_feed
 from goldfish.methods import rapid_retrain
 from goldfish.methods.rapid_retrain import (
     RAPID_RETRAIN,
@@ -27,7 +26,9 @@ from goldfish.methods.rapid_retrain import (
     fisher_scales,
 )
 from goldfish.params import digest, num_bytes, params_of
-from goldfish.training import TrainingSettings, cross_entropy_objective, fit
+from goldfish.settings import TrainingSettings
+from goldfish.training.batches import Batch, plain_feed
+from goldfish.training.fit import cross_entropy_objective, fit
 from goldfish.types import Client, DeletionRequest, Round
 from goldfish.workflow import unlearning_plan
 

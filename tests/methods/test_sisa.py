@@ -15,7 +15,9 @@ import goldfish
 from goldfish.data import Subset, TensorExamples
 from goldfish.methods.sisa import SISA, SisaSettings, place_of, separate
 from goldfish.params import digest, num_bytes
-from goldfish.training import TrainingSettings, count_members, predict
+from goldfish.settings import TrainingSettings
+from goldfish.training.fit import predict
+from goldfish.training.workspace import count_members
 from goldfish.types import Client, DeletionRequest, Params, RoundReplies
 from goldfish.workflow import training_plan, unlearning_plan
 

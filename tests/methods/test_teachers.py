@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import goldfish
 from goldfish.data import DatasetExamples, TensorExamples
 from goldfish.evaluation import Cost
-from goldfish.feeds import reads_alike
 from goldfish.params import digest
+from goldfish.training.batches import reads_alike
 from goldfish.types import Client, DeletionRequest, Examples
 
 MakeClients = Callable[..., list[Client]]

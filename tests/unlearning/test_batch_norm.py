@@ -15,7 +15,7 @@ import goldfish
 from goldfish.data import TensorExamples
 from goldfish.models import model_factory
 from goldfish.params import digest, params_of
-from goldfish.training import TrainingSettings
+from goldfish.settings import TrainingSettings
 from goldfish.types import Client, DeletionRequest
 from goldfish.unlearning.basic_model import joint_logits
 

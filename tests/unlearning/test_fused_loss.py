@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from goldfish.feeds import Batch
+from goldfish.training.batches import Batch
 from goldfish.unlearning.basic_model import GoldfishSettings, goldfish_losses
 from goldfish.unlearning.fused_loss import Terms, fused_losses
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from goldfish import params as P  # noqa: N812
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError, DivergenceError
-from goldfish.feeds import Transform
-from goldfish.training import Fitted, TrainingSettings, predict
+from goldfish.settings import TrainingSettings
+from goldfish.training.batches import Transform
+from goldfish.training.fit import Fitted, predict
 from goldfish.types import Examples
 from goldfish.unlearning.basic_model import (
     GoldfishSettings,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from goldfish.feeds import Batch
-from goldfish.stepping import Objective, Precision
+from goldfish.settings import Precision
+from goldfish.training.batches import Batch
+from goldfish.training.sgd import Objective
 
 REPETITIONS = 5
 

@@ -21,7 +21,7 @@ from goldfish.errors import DataError
 from goldfish.evaluation.cost import Cost
 from goldfish.federation import InProcess
 from goldfish.models import model_factory
-from goldfish.stepping import Precision
+from goldfish.settings import Precision
 from goldfish.types import Client, DeletionRequest, ModelFactory
 from goldfish.workflow import Trained, train, unlearn
 

@@ -22,8 +22,8 @@ from goldfish.bench.rounds import (
     measure_unlearning,
 )
 from goldfish.data import TensorExamples
-from goldfish.feeds import Batch
-from goldfish.training import cross_entropy_objective
+from goldfish.training.batches import Batch
+from goldfish.training.fit import cross_entropy_objective
 
 
 @dataclass(frozen=True)

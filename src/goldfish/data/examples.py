@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
-from goldfish.device import open_queues
 from goldfish.errors import DataError
+from goldfish.hardware.gpu import open_queues
 from goldfish.types import Examples
 
 _PIXEL_MAX = 255.0

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from goldfish.errors import ConfigError, unknown
 from goldfish.federation.settings import FlowerSettings
 from goldfish.methods import METHODS, method_named
-from goldfish.training import Count, Positive, Settings, TrainingSettings
+from goldfish.settings import Count, Positive, Settings, TrainingSettings
 from goldfish.types import Scalar
 
 EngineName: TypeAlias = Literal["in-process", "flower"]

@@ -21,7 +21,8 @@ from goldfish.evaluation import (
     score,
 )
 from goldfish.experiments.scenario import Scenario, select
-from goldfish.training import LocalWorkspace, predict
+from goldfish.training.fit import predict
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import DeletionRequest, Params
 
 

@@ -16,7 +16,7 @@ from goldfish.experiments.config import (
 )
 from goldfish.federation.settings import FlowerSettings
 from goldfish.methods import METHODS
-from goldfish.training import Settings, TrainingSettings
+from goldfish.settings import Settings, TrainingSettings
 
 INTRODUCTION = """# Configuration
 

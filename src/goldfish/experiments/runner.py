@@ -14,11 +14,11 @@ from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
-from goldfish.methods import METHODS, Method, Plan, not_honoured, notes_of, ordinary
+from goldfish.methods import METHODS, Method, Plan, fedavg, not_honoured, notes_of
 from goldfish.methods.filing import file
 from goldfish.params import num_bytes
+from goldfish.settings import Settings
 from goldfish.store import BEFORE, CONFIG, Checkpoint, KeptHistory, RunDirectory, run_id_of
-from goldfish.training import Settings
 from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round
 from goldfish.workflow import (
     States,
@@ -82,7 +82,7 @@ def run_experiment(
     }
     history = KeptHistory(run, {index for rounds in kept.values() for index in rounds})
     origin = yield from _run_phase(
-        training, lambda plan: ordinary.train(plan, plan.fresh), run, evaluator, history=history
+        training, lambda plan: fedavg.train(plan, plan.fresh), run, evaluator, history=history
     )
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
     trained = Trained(federation, origin.params, config.training, config.seed, history=history)

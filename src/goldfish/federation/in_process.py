@@ -19,10 +19,10 @@ from torch import nn
 from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError
 from goldfish.federation.spool import Spool, keep
-from goldfish.models.blocked import compiled_early
+from goldfish.hardware.blocked import compiled_early
 from goldfish.params import num_bytes
 from goldfish.randomness import seeded_globally
-from goldfish.training import LocalWorkspace
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     Client,
     ClientState,
@@ -50,7 +50,7 @@ class InProcess:
     that run at a time: each step has generators of its own. ``threads`` are torch's for one client;
     by default one, or with fewer clients than cores their share of the cores. Another number of
     threads may change the last bits, and so may ``compiled``, which has models compiled: LeNets on
-    the CPU as in :mod:`goldfish.models.native`, others by torch.compile, after a pause at the
+    the CPU as in :mod:`goldfish.hardware.native`, others by torch.compile, after a pause at the
     start. On a GPU (``device="cuda"``) each worker has a stream of its own, on which recorded
     training steps are replayed; ``graphs=False`` takes them singly. A client that was asked to
     remove samples leaves them out of everything from then on, until their ids are taken out of its

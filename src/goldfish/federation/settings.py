@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from goldfish.training import NonNegative, Positive, Settings
+from goldfish.settings import NonNegative, Positive, Settings
 
 
 class FlowerSettings(Settings):

@@ -41,7 +41,7 @@ from goldfish.errors import ConfigError
 from goldfish.methods.history import kept_updates, weight_names
 from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind
 from goldfish.methods.steps import answer, nothing_to_learn, train_on
-from goldfish.training import Count, Settings, TrainingSettings
+from goldfish.settings import Count, Settings, TrainingSettings
 from goldfish.types import (
     Client,
     ClientStep,

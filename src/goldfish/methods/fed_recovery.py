@@ -67,7 +67,7 @@ from goldfish.errors import ConfigError
 from goldfish.methods.history import kept_updates, weight_names
 from goldfish.methods.method import Method, Plan, deletion_kind
 from goldfish.randomness import generator
-from goldfish.training import NonNegative, Positive, Settings
+from goldfish.settings import NonNegative, Positive, Settings
 from goldfish.types import HistoryEntry, Params, Round, Update
 
 

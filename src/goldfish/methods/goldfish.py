@@ -25,7 +25,8 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import digest, params_of
-from goldfish.training import Fitted, Settings, TrainingSettings
+from goldfish.settings import Settings, TrainingSettings
+from goldfish.training.fit import Fitted
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (

@@ -24,8 +24,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
-from goldfish.feeds import Batch, plain_feed
-from goldfish.methods import ordinary
+from goldfish.methods import fedavg
 from goldfish.methods.method import Method, Plan, ask, average, nothing_left
 from goldfish.methods.steps import (
     answer,
@@ -36,8 +35,11 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import distance, params_of
-from goldfish.stepping import Loss, Precondition
-from goldfish.training import Count, LocalWorkspace, Positive, Settings, TrainingSettings, fit
+from goldfish.settings import Count, Positive, Settings, TrainingSettings
+from goldfish.training.batches import Batch, plain_feed
+from goldfish.training.fit import fit
+from goldfish.training.sgd import Loss, Precondition
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, ClientStep, Params, Round, Task, Update, Workspace
 
 
@@ -64,7 +66,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         last = _ascent_round(plan, plan.original, settings)
         yield last
     # The repair goes without the askers, where they are not there.
-    yield from ordinary.train(replace(plan, last=last, askers=()), plan.original)
+    yield from fedavg.train(replace(plan, last=last, askers=()), plan.original)
 
 
 def _ascent_round(plan: Plan, original: Params, settings: GradientAscentSettings) -> Round:
@@ -120,7 +122,7 @@ def ascend_step(task: Task, client: Client, workspace: Workspace) -> Update:
     return _also(answer(task, params_of(model), len(client.removed), [fitted]), client)
 
 
-STEPS: Mapping[str, ClientStep] = {"ascend": ascend_step, **ordinary.STEPS}
+STEPS: Mapping[str, ClientStep] = {"ascend": ascend_step, **fedavg.STEPS}
 
 
 def ascent_objective(model: nn.Module, batch: Batch) -> Loss:

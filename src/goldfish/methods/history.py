@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from goldfish.methods.method import Plan
-from goldfish.training import LocalWorkspace
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import HistoryEntry, ModelFactory, Params, Update
 
 

@@ -21,7 +21,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
-from goldfish.feeds import Batch, plain_feed, taught_feed, teacher_logits, with_removed
 from goldfish.methods.method import Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
@@ -33,8 +32,10 @@ from goldfish.methods.steps import (
     transform_of,
 )
 from goldfish.params import digest, params_of
-from goldfish.stepping import Loss
-from goldfish.training import Positive, Settings, TrainingSettings, fit
+from goldfish.settings import Positive, Settings, TrainingSettings
+from goldfish.training.batches import Batch, plain_feed, taught_feed, teacher_logits, with_removed
+from goldfish.training.fit import fit
+from goldfish.training.sgd import Loss
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import removed_batch_size, student_logits
 

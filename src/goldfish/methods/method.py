@@ -12,7 +12,7 @@ import torch
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
 from goldfish.params import all_finite, largest_change, num_bytes, weighted_mean
 from goldfish.randomness import generator
-from goldfish.training import Settings, TrainingSettings
+from goldfish.settings import Settings, TrainingSettings
 from goldfish.types import (
     ClientStep,
     DeletionRequest,

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from goldfish.errors import ConfigError
-from goldfish.feeds import Batch
-from goldfish.methods import ordinary
+from goldfish.methods import fedavg
 from goldfish.methods.method import Method, Plan, federated_rounds
-from goldfish.training import Count, Fitted, Positive, Settings, fit
+from goldfish.settings import Count, Positive, Settings
+from goldfish.training.batches import Batch
+from goldfish.training.fit import Fitted, fit
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
 
 ByName: TypeAlias = Mapping[str, Tensor]
@@ -58,7 +59,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         "rapid-retrain",
         {**plan.training.to_task(), **settings.to_task()},
         start=plan.fresh,
-        constants=ordinary.shard_constants(plan, plan.fresh),
+        constants=fedavg.shard_constants(plan, plan.fresh),
         adaptive=plan.training.aggregation == "adaptive",
     )
 
@@ -72,7 +73,7 @@ def rapid_retrain_step(task: Task, client: Client, workspace: Workspace) -> Upda
         fitted = fit(*args, **kwargs, precondition=preconditioner)
         return replace(fitted, fisher_samples=preconditioner.samples)
 
-    return ordinary.local_training(task, client, workspace, rapid_fit)
+    return fedavg.local_training(task, client, workspace, rapid_fit)
 
 
 STEPS: Mapping[str, ClientStep] = {"rapid-retrain": rapid_retrain_step}

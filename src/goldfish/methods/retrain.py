@@ -17,10 +17,10 @@ from typing import Annotated, cast
 from pydantic import Field, field_validator
 
 from goldfish.errors import ConfigError, DivergenceError
-from goldfish.methods import ordinary
+from goldfish.methods import fedavg
 from goldfish.methods.method import Method, Plan, bytes_sent, measures_weights
 from goldfish.methods.steps import answer
-from goldfish.training import Count, Positive, Settings
+from goldfish.settings import Count, Positive, Settings
 from goldfish.types import (
     Client,
     ClientStep,
@@ -44,7 +44,7 @@ class RetrainSettings(Settings):
 
 def unlearn(plan: Plan, _settings: Settings) -> Iterator[Round]:
     """Yield the rounds of ordinary training from the fresh model, without the removed data."""
-    return ordinary.train(plan, plan.fresh)
+    return fedavg.train(plan, plan.fresh)
 
 
 class RetrainTunedSettings(Settings):
@@ -92,7 +92,7 @@ def unlearn_tuned(plan: Plan, settings: Settings) -> Iterator[Round]:
         yield from tried
         last = tried[-1]
     chosen = _at_rate(plan, float(last.memo["learning_rate"]))
-    for this in ordinary.train(replace(chosen, last=last), plan.fresh):
+    for this in fedavg.train(replace(chosen, last=last), plan.fresh):
         yield replace(this, memo=last.memo)
 
 
@@ -107,7 +107,7 @@ def keep_step(task: Task, client: Client, _workspace: Workspace) -> Update:
     return answer(task, {}, 0, [])
 
 
-TUNED_STEPS: Mapping[str, ClientStep] = {**ordinary.STEPS, "keep": keep_step}
+TUNED_STEPS: Mapping[str, ClientStep] = {**fedavg.STEPS, "keep": keep_step}
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _try(plan: Plan, server: ServerTest, rate: float, rounds: int) -> _Candidate
     done: list[Round] = []
     loss = math.inf
     with contextlib.suppress(DivergenceError):
-        done.extend(islice(ordinary.train(own, plan.fresh), rounds))
+        done.extend(islice(fedavg.train(own, plan.fresh), rounds))
         loss = server.score(done[-1].params).loss
     return _Candidate(rate, own.phase, done, spent, loss if math.isfinite(loss) else math.inf)
 
@@ -222,7 +222,7 @@ RETRAIN = Method(
     name="retrain",
     summary="Train a fresh model on the remaining data (B1): exact, and the slowest.",
     settings=RetrainSettings,
-    steps=ordinary.STEPS,
+    steps=fedavg.STEPS,
     unlearn=unlearn,
     guarantee="exact",
     source="the paper's B1",

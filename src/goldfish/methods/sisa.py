@@ -27,16 +27,9 @@ from goldfish.methods.method import Asked, Method, Plan, ask, nothing_left
 from goldfish.methods.steps import answer, nothing_to_learn, shard_key, train_on
 from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
-from goldfish.training import (
-    MEMBERS,
-    Count,
-    Fitted,
-    Settings,
-    TrainingSettings,
-    count_members,
-    join,
-    learning_rate_at,
-)
+from goldfish.settings import Count, Settings, TrainingSettings, learning_rate_at
+from goldfish.training.fit import Fitted
+from goldfish.training.workspace import MEMBERS, count_members, join
 from goldfish.types import (
     Client,
     ClientStep,
@@ -93,7 +86,7 @@ def slice_key(phase: str, shard: int, place: int, sample_ids: Sequence[str]) -> 
 
 
 def separate(ensemble: Params) -> list[Params]:
-    """Return the members of an ensemble: what :func:`goldfish.training.join` joined."""
+    """Return the members of an ensemble: what :func:`goldfish.training.workspace.join` joined."""
     models: list[dict[str, Tensor]] = [{} for _ in range(count_members(ensemble))]
     for full, tensor in ensemble.items():
         place, _, name = full.removeprefix(MEMBERS).partition(".")

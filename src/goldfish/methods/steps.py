@@ -11,21 +11,15 @@ from torch import Tensor, nn
 
 from goldfish.data import RandomCropFlip
 from goldfish.errors import ConfigError
-from goldfish.feeds import Transform, plain_feed, reads_alike
 from goldfish.params import params_of
 from goldfish.randomness import derive_seed, generator
-from goldfish.training import (
-    Fitted,
-    TrainingSettings,
-    cross_entropy_objective,
-    fit,
-    learning_rate_at,
-    predict,
-)
+from goldfish.settings import TrainingSettings, learning_rate_at
+from goldfish.training.batches import Transform, plain_feed, reads_alike
+from goldfish.training.fit import Fitted, cross_entropy_objective, fit, predict
 from goldfish.types import Client, Examples, Params, Task, Update, Workspace
 
 Fit: TypeAlias = Callable[..., Fitted]
-"""The training loop, :func:`goldfish.training.fit`, or that loop with more arguments given."""
+"""The training loop, :func:`goldfish.training.fit.fit`, or that loop with more arguments given."""
 
 
 def task_generator(task: Task, purpose: str, *parts: int) -> torch.Generator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from goldfish.errors import ConfigError
-from goldfish.models.blocked import BlockedFeatures
+from goldfish.hardware.blocked import BlockedFeatures
 
 CONV_CHANNELS = (6, 16)
 HIDDEN = (120, 84)

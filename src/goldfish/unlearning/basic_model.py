@@ -15,19 +15,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from goldfish.device import fetch
 from goldfish.errors import DivergenceError
-from goldfish.feeds import Batch, Transform, plain_feed, taught_feed, with_removed
-from goldfish.stepping import Loss
-from goldfish.training import (
-    Fitted,
-    NonNegative,
-    Positive,
-    Settings,
-    TrainingSettings,
-    fit,
-    predict,
-)
+from goldfish.hardware.gpu import fetch
+from goldfish.settings import NonNegative, Positive, Settings, TrainingSettings
+from goldfish.training.batches import Batch, Transform, plain_feed, taught_feed, with_removed
+from goldfish.training.fit import Fitted, fit, predict
+from goldfish.training.sgd import Loss
 from goldfish.types import Examples
 from goldfish.unlearning.batch_norm import statistics_of_first
 from goldfish.unlearning.extension import adaptive_temperature

@@ -15,16 +15,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.data import Subset
-from goldfish.device import fetch, work_given
 from goldfish.errors import ConfigError
-from goldfish.graphs import DeviceRecord, Repeat
+from goldfish.hardware.gpu import fetch, work_given
 from goldfish.randomness import generator
-from goldfish.training import (
-    PREDICTED_AT_ONCE,
-    PREDICTED_AT_ONCE_BY_GPU,
-    LocalWorkspace,
-    predict,
-)
+from goldfish.training.fit import PREDICTED_AT_ONCE, PREDICTED_AT_ONCE_BY_GPU, predict
+from goldfish.training.graphs import DeviceRecord, Repeat
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Examples, ModelFactory, Params
 
 LOWEST_EXPONENT = -700.0

@@ -1,0 +1,142 @@
+"""The client's side on Flower: every message is a task, and every task one step of a method."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from goldfish.data import Subset, removal
+from goldfish.errors import ConfigError, unknown
+from goldfish.experiments.client_setup import (
+    ClientSetup,
+    on_device,
+    own_examples,
+    shared_examples,
+)
+from goldfish.flower import wire
+from goldfish.flower.client_store import ClientStore, StoredState, store_id
+from goldfish.flower.node import Node
+from goldfish.methods import METHODS, Method, fedavg, filing
+from goldfish.randomness import seeded_globally
+from goldfish.training.workspace import LocalWorkspace
+from goldfish.types import Client, ClientStep, Task, Update
+from goldfish.version import __version__
+
+logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's own log
+
+
+def steps_of(methods: Iterable[Method]) -> dict[str, ClientStep]:
+    """Return the client's steps of all methods by name; one name stands for one function."""
+    steps: dict[str, ClientStep] = {**fedavg.STEPS, **filing.STEPS}
+    for method in methods:
+        for name, step in method.steps.items():
+            if steps.setdefault(name, step) is not step:
+                raise ConfigError(f"Two methods call different steps {name!r}: rename one.")
+    actions = {wire.action(name): name for name in steps}
+    if len(actions) < len(steps) or not all(action.isidentifier() for action in actions):
+        raise ConfigError(f"Flower cannot tell these steps apart: {sorted(steps)}.")
+    return steps
+
+
+STEPS: Mapping[str, ClientStep] = steps_of(METHODS.values())
+
+app = ClientApp()
+
+
+@app.query(wire.IDENTIFY.partition(".")[2])
+def identify(message: Message, context: Context) -> Message:
+    """Say which client this node is."""
+    try:
+        node = Node.parse(context.node_config)
+        who = wire.Identity(node.client_id, store_id(node.state_dir), __version__)
+        content = wire.encode_identity(who)
+    except Exception as error:
+        logger.exception("this node cannot say which client it is")
+        content = wire.encode_failure(error)
+    return Message(content, reply_to=message)
+
+
+def perform(message: Message, context: Context) -> Message:
+    """Answer a task. An error is an answer too: the server is told its class and its text."""
+    try:
+        content = answer(message.content, Node.parse(context.node_config))
+    except Exception as error:
+        logger.exception("the task failed")
+        content = wire.encode_failure(error)
+    return Message(content, reply_to=message)
+
+
+for _name in STEPS:
+    app.train(wire.action(_name))(perform)
+
+
+def answer(content: RecordDict, node: Node) -> RecordDict:
+    """Carry an order out, or answer it from the store where it was carried out before."""
+    order = wire.decode_order(content)
+    if order.task.client_id != node.client_id:
+        raise ConfigError(
+            f"The task is for {order.task.client_id}, and this node is {node.client_id}."
+        )
+    with ClientStore(node.state_dir) as store:
+        missing = store.keep(order)
+        if missing:
+            return wire.encode_missing(missing)
+        known = store.answered(order)
+        if known is not None:
+            logger.info("task %.8s was answered before; the same answer is sent again", order.id)
+            return wire.encode_answer(known)
+        logger.info("task %.8s: %s, %s", order.id, order.task.step, _where(order.task))
+        task = replace(order.task, constants=store.constants(order))
+        setup, state = ClientSetup.from_json(store.setup(order)), store.state(order)
+        torch.set_num_threads(order.threads)
+        if setup.dataset is not None:  # an experiment, which trains with all of it again
+            state.tombstones.clear()
+        client = client_of(task, setup, state, node)
+        if setup.dataset is None:
+            store.bury(client.id, (*client.gone, *(client.removed.ids if client.removed else ())))
+        update = carry_out(task, setup, client, node)
+        return wire.encode_answer(store.commit(order, update, state))
+
+
+def client_of(task: Task, setup: ClientSetup, state: StoredState, node: Node) -> Client:
+    """Read the client's data and split it by what the task's requests name."""
+    examples = on_device(examples_of(setup, node), node.device)
+    client = Client(node.client_id, examples, state=state)
+    return removal.split(client, task.requests, task.honoured)
+
+
+def carry_out(task: Task, setup: ClientSetup, client: Client, node: Node) -> Update:
+    """Run the step; the global generator is as in any other engine."""
+    if task.step not in STEPS:
+        hint = "Server and client need the same version of Goldfish."
+        raise ConfigError(unknown("step", task.step, STEPS, hint))
+    workspace = LocalWorkspace(setup.model.factory(), node.device)
+    purpose = (str(task.config.get("round")), task.client_id)
+    with seeded_globally(int(task.config["seed"]), *purpose), workspace.active():
+        return STEPS[task.step](task, client, workspace)
+
+
+def examples_of(setup: ClientSetup, node: Node) -> Subset:
+    """Read the client's data: its part of the shared dataset, or what the node has of its own."""
+    if setup.dataset is not None:
+        if node.data is not None:
+            raise ConfigError(
+                f"This node has data of its own, but the run gives {node.client_id} a part of "
+                f"{setup.dataset}: name the client in data.members, or start the node without data."
+            )
+        return shared_examples(setup, node.data_dir, node.path)
+    if node.data is None or node.path is None:
+        raise ConfigError(
+            f"The run expects that {node.client_id} has data of its own: start its node with "
+            'data="npz" path="/srv/data.npz" in the node-config.'
+        )
+    return own_examples(setup, node.data, node.path)
+
+
+def _where(task: Task) -> str:
+    return f"round {task.config.get('round')} of {task.config.get('phase')}"

@@ -1,0 +1,482 @@
+"""What a client keeps on its own disk: SQLite for the facts, safetensors for the arrays.
+
+Every task is one transaction: its answer and the change of the client's state appear together or
+not at all, so that a task which is repeated, because its answer was lost on the way, is answered
+from here and changes nothing. Arrays are files named by their digest; they are written whole before
+the transaction that names them, and those that nothing names any more are deleted after it. The
+table ``done`` lists every step that was carried out, and when.
+
+A state entry is kept with the phase and the round that wrote it. A task of round r finds what was
+there before round r of its phase: after the server was killed it may ask for that round once more,
+with other replies to start from, and must not find what the first attempt left. For that, of every
+key the entry before the last task is kept too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from goldfish.errors import StoreError
+from goldfish.flower.wire import Answer, Received
+from goldfish.params import digest, num_bytes
+from goldfish.store import write_whole
+from goldfish.types import ClientState, Params, Update
+
+DATABASE = "client.sqlite"
+SCHEMA = 1
+CONSTANTS_KEPT = 6
+"""So many constants and setups stay on disk, those used last; others are asked for again."""
+RUNS_KEPT = 3
+"""Answers and cached values stay for so many runs, those used last; shard models for all."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS kept (digest TEXT PRIMARY KEY, text TEXT, used REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, used REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS done (
+    at REAL, run TEXT, client TEXT, phase TEXT, round INTEGER, step TEXT, task TEXT);
+CREATE TABLE IF NOT EXISTS answers (
+    run TEXT, client TEXT, phase TEXT, task TEXT, digest TEXT NOT NULL, content TEXT NOT NULL,
+    reads TEXT NOT NULL, PRIMARY KEY (run, client, phase));
+CREATE TABLE IF NOT EXISTS state (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT, client TEXT, key TEXT,
+    phase TEXT, round INTEGER, digest TEXT, bytes INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS state_of ON state (run, client, key);
+CREATE TABLE IF NOT EXISTS tombstones (
+    client TEXT, sample TEXT, at REAL NOT NULL, PRIMARY KEY (client, sample));
+CREATE TABLE IF NOT EXISTS cache (
+    run TEXT, client TEXT, key TEXT, fingerprint TEXT NOT NULL, digest TEXT NOT NULL,
+    PRIMARY KEY (run, client, key));
+"""
+
+_CACHED = "value"
+
+
+def store_id(path: Path) -> str:
+    """Return a name that a state-dir was given once: two nodes with one name are one client."""
+    with contextlib.closing(_connect(path)) as db:
+        return _about(db, "id", uuid.uuid4().hex)
+
+
+def _private(path: Path, *, folder: bool = False) -> Path:
+    """Return a file or folder that exists and is its owner's alone, whoever made what it lies in.
+
+    A service manager makes a state-dir that others can look into.
+    """
+    if folder:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        path.touch(mode=0o600)
+    if path.stat().st_mode & 0o077:  # of an earlier version
+        path.chmod(0o700 if folder else 0o600)
+    return path
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _private(path / DATABASE)  # what SQLite writes beside it takes after it
+        db = sqlite3.connect(path / DATABASE, timeout=60, isolation_level=None)
+        db.executescript(f"PRAGMA synchronous = FULL; {_TABLES}")
+        schema = _about(db, "schema", str(SCHEMA))
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"The state-dir {path} cannot be used: {error}.") from error
+    if schema != str(SCHEMA):
+        raise StoreError(
+            f"The state-dir {path} was written by another version of Goldfish (format {schema}, "
+            f"here {SCHEMA}). Use that version, or another state-dir."
+        )
+    return db
+
+
+def _about(db: sqlite3.Connection, name: str, first: str) -> str:
+    db.execute("INSERT OR IGNORE INTO about VALUES (?, ?)", [name, first])
+    return str(db.execute("SELECT value FROM about WHERE name = ?", [name]).fetchone()[0])
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A client, and the round of a phase whose task it is given."""
+
+    run: str
+    client: str
+    phase: str
+    round: int
+
+    @classmethod
+    def of(cls, order: Received) -> _Moment:
+        config = order.task.config
+        return cls(
+            order.run,
+            order.task.client_id,
+            str(config.get("phase", "")),
+            int(config.get("round", 0)),
+        )
+
+
+class ClientStore:
+    """A client's state directory; one task at a time uses it, others wait for their turn."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files = path / "arrays"
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _private(self._files, folder=True)
+            self._lock = _private(self.path / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StoreError(f"The state-dir {self.path} cannot be used: {error}.") from error
+        self._db = _connect(self.path)
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _where: TracebackType | None,
+    ) -> None:
+        self._db.close()
+        self._lock.close()
+
+    def keep(self, order: Received) -> list[str]:
+        """Keep the constants that came with an order; return the digests of those still missing."""
+        now = time.time()
+        for name, params in order.sent.items():
+            self._write(name, params)
+        with self._transaction():
+            for name in order.sent:
+                self._use(name, None, now)
+            if order.sent_setup is not None:
+                self._use(order.setup, order.sent_setup, now)
+        there = {row[0] for row in self._db.execute("SELECT digest FROM kept")}
+        lost = {name for name in order.constants.values() if not self._readable(name)}
+        return sorted(({order.setup, *order.constants.values()} - there) | lost)
+
+    def constants(self, order: Received) -> dict[str, Params]:
+        """Return the constants of an order, by name."""
+        return {name: self._read(constant) for name, constant in order.constants.items()}
+
+    def setup(self, order: Received) -> str:
+        """Return the setup that an order names."""
+        query = "SELECT text FROM kept WHERE digest = ?"
+        return str(self._db.execute(query, [order.setup]).fetchone()[0])
+
+    def answered(self, order: Received) -> Answer | None:
+        """Return the answer to an order that was carried out before.
+
+        It holds only as long as what the step had read of the client's state is as it was then.
+        """
+        moment = _Moment.of(order)
+        row = self._db.execute(
+            "SELECT digest, content, reads FROM answers "
+            "WHERE run = ? AND client = ? AND phase = ? AND task = ?",
+            [moment.run, moment.client, moment.phase, order.id],
+        ).fetchone()
+        if row is None or not self._readable(row[0]):
+            return None
+        if json.loads(row[2]) != StoredArrays(self, self._visible(moment)).again(row[2]):
+            return None
+        content = json.loads(row[1])
+        update = Update(moment.client, self._read(row[0]), content["examples"], content["metrics"])
+        return Answer(order.id, update, content["kept"])
+
+    def state(self, order: Received) -> StoredState:
+        """Return what the client kept before this round, read from disk where it is looked at."""
+        moment = _Moment.of(order)
+        return StoredState(
+            StoredArrays(self, self._visible(moment)),
+            StoredCache(self, self._cached(moment)),
+            set(self.tombstones(moment.client)),
+        )
+
+    def tombstones(self, client_id: str) -> list[str]:
+        """Return the samples that the client was once asked to remove, in that order."""
+        query = "SELECT sample FROM tombstones WHERE client = ? ORDER BY at, sample"
+        return [sample for (sample,) in self._db.execute(query, [client_id])]
+
+    def bury(self, client_id: str, samples: Iterable[str]) -> None:
+        """Remember samples that the client was asked to remove, whatever becomes of the task."""
+        rows = [(client_id, sample, time.time()) for sample in samples]
+        with self._transaction():
+            self._db.executemany("INSERT OR IGNORE INTO tombstones VALUES (?, ?, ?)", rows)
+
+    def lift(self, client_id: str, samples: Iterable[str]) -> None:
+        """Let the client use samples again."""
+        with self._transaction():
+            self._db.executemany(
+                "DELETE FROM tombstones WHERE client = ? AND sample = ?",
+                [(client_id, sample) for sample in samples],
+            )
+
+    def commit(self, order: Received, update: Update, state: StoredState) -> Answer:
+        """Keep the answer to an order and the change of the state, both or neither."""
+        moment = _Moment.of(order)
+        digests = {key: digest(p) for key, p in state.arrays.changed.items() if p is not None}
+        for key, name in digests.items():
+            self._write_new(name, state.arrays.changed[key] or {})
+        cached = {key: digest({_CACHED: t}) for key, (_, t) in state.cache.changed.items()}
+        for key, name in cached.items():
+            self._write_new(name, {_CACHED: state.cache.changed[key][1]})
+        result = digest(update.params)
+        self._write_new(result, update.params)
+        with self._transaction():
+            self._change_state(moment, state.arrays.changed, digests)
+            for key, name in cached.items():
+                fingerprint = state.cache.changed[key][0]
+                row = [moment.run, moment.client, key, fingerprint, name]
+                self._db.execute("REPLACE INTO cache VALUES (?, ?, ?, ?, ?)", row)
+            content = {
+                "examples": update.num_examples,
+                "metrics": dict(update.metrics),
+                "kept": self._bytes_kept(moment),
+            }
+            row = [moment.run, moment.client, moment.phase, order.id, result]
+            row += [json.dumps(content), state.arrays.reads()]
+            self._db.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            place = [moment.run, moment.client, moment.phase, moment.round]
+            self._db.execute(
+                "INSERT INTO done VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [time.time(), *place, order.task.step, order.id],
+            )
+            self._prune(moment, order)
+        self._sweep()
+        return Answer(order.id, update, int(str(content["kept"])))
+
+    def _change_state(
+        self, moment: _Moment, changed: Mapping[str, Params | None], digests: Mapping[str, str]
+    ) -> None:
+        """Replace what earlier attempts at this round, or at later ones, had written."""
+        self._db.execute(
+            "DELETE FROM state WHERE run = ? AND client = ? AND phase = ? AND round >= ?",
+            [moment.run, moment.client, moment.phase, moment.round],
+        )
+        # Nothing goes back further than to before this round.
+        self._db.execute(
+            "DELETE FROM state WHERE run = ? AND client = ? AND number NOT IN "
+            "(SELECT MAX(number) FROM state WHERE run = ? AND client = ? GROUP BY key)",
+            [moment.run, moment.client] * 2,
+        )
+        for key, params in changed.items():
+            size = 0 if params is None else num_bytes(params)
+            row = [moment.run, moment.client, key, moment.phase, moment.round]
+            self._db.execute(
+                "INSERT INTO state (run, client, key, phase, round, digest, bytes) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [*row, digests.get(key), size],
+            )
+
+    def _visible(self, moment: _Moment) -> dict[str, str]:
+        """Return the digest of every state entry as it was before the moment's round."""
+        found: dict[str, str] = {}
+        rows = self._db.execute(
+            "SELECT key, digest FROM state WHERE run = ? AND client = ? "
+            "AND NOT (phase = ? AND round >= ?) ORDER BY number",
+            [moment.run, moment.client, moment.phase, moment.round],
+        )
+        for key, name in rows:
+            if name is None:
+                found.pop(key, None)
+            else:
+                found[key] = name
+        return found
+
+    def _cached(self, moment: _Moment) -> dict[str, tuple[str, str]]:
+        query = "SELECT key, fingerprint, digest FROM cache WHERE run = ? AND client = ?"
+        rows = self._db.execute(query, [moment.run, moment.client])
+        return {key: (print_, name) for key, print_, name in rows if self._readable(name)}
+
+    def _bytes_kept(self, moment: _Moment) -> int:
+        """Return the bytes of all entries whose key begins with the moment's phase."""
+        sizes: dict[str, int] = {}
+        query = "SELECT key, bytes FROM state WHERE run = ? AND client = ? ORDER BY number"
+        for key, size in self._db.execute(query, [moment.run, moment.client]):
+            sizes[key] = size
+        return sum(size for key, size in sizes.items() if key.startswith(f"{moment.phase}/"))
+
+    def _prune(self, moment: _Moment, order: Received) -> None:
+        """Forget what nobody will ask for: disks do not fill."""
+        now = time.time()
+        self._db.execute("REPLACE INTO runs VALUES (?, ?)", [moment.run, now])
+        for table in ("answers", "cache"):
+            self._db.execute(
+                f"DELETE FROM {table} WHERE run NOT IN "  # noqa: S608
+                "(SELECT run FROM runs ORDER BY used DESC LIMIT ?)",
+                [RUNS_KEPT],
+            )
+        for name in (order.setup, *order.constants.values()):
+            self._db.execute("UPDATE kept SET used = ? WHERE digest = ?", [now, name])
+        self._db.execute(
+            "DELETE FROM kept WHERE digest NOT IN "
+            "(SELECT digest FROM kept ORDER BY used DESC LIMIT ?)",
+            [CONSTANTS_KEPT],
+        )
+
+    def _sweep(self) -> None:
+        """Delete the files that nothing names any more, and those that were never finished."""
+        named = set()
+        for table in ("kept", "answers", "state", "cache"):
+            named |= {row[0] for row in self._db.execute(f"SELECT digest FROM {table}")}  # noqa: S608
+        for path in self._files.iterdir():
+            if path.stem not in named:
+                path.unlink()
+
+    def _use(self, name: str, text: str | None, now: float) -> None:
+        self._db.execute("REPLACE INTO kept VALUES (?, ?, ?)", [name, text, now])
+
+    def _file(self, name: str) -> Path:
+        return self._files / f"{name}.safetensors"
+
+    def _write(self, name: str, params: Params) -> None:
+        from safetensors.torch import save
+
+        # Copies: two names may stand for the same memory, which safetensors refuses.
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in params.items()}
+        write_whole(self._file(name), save(tensors))
+
+    def _write_new(self, name: str, params: Params) -> None:
+        """Write a file unless there is one already that is not damaged."""
+        if not self._readable(name):
+            self._write(name, params)
+
+    def _readable(self, name: str) -> bool:
+        """Tell whether a file is there and whole; what it holds is not read."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self._file(name), "pt"):
+                return True
+        except (SafetensorError, OSError):
+            return False
+
+    def _read(self, name: str) -> Params:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(self._file(name))
+        except (SafetensorError, OSError) as error:
+            raise StoreError(
+                f"{self._file(name)} cannot be read: {error}. The client's state is damaged: put "
+                "the state-dir back from a backup, or start the run anew."
+            ) from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+class StoredArrays(MutableMapping[str, Params]):
+    """State entries on disk, read when looked at; remembers what was read and what was changed."""
+
+    def __init__(self, store: ClientStore, digests: Mapping[str, str]) -> None:
+        self._store = store
+        self._digests = digests
+        self._read: dict[str, str | None] = {}
+        self._listed = False
+        self.changed: dict[str, Params | None] = {}
+        """New entries, and None for those that were deleted."""
+
+    def __getitem__(self, key: str) -> Params:
+        if key in self.changed:
+            changed = self.changed[key]
+            if changed is None:
+                raise KeyError(key)
+            return changed
+        self._read[key] = self._digests.get(key)
+        if key not in self._digests:
+            raise KeyError(key)
+        return self._store._read(self._digests[key])
+
+    def __setitem__(self, key: str, params: Params) -> None:
+        self.changed[key] = params
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self.changed[key] = None
+
+    def __contains__(self, key: object) -> bool:
+        if key in self.changed:
+            return self.changed[str(key)] is not None
+        self._read[str(key)] = self._digests.get(str(key))
+        return key in self._digests
+
+    def __iter__(self) -> Iterator[str]:
+        self._listed = True
+        keys = dict.fromkeys([*self._digests, *self.changed])
+        return (key for key in keys if self.changed.get(key, ()) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def reads(self) -> str:
+        """Return as text what was read: the digest of each entry, and all keys if listed."""
+        keys = sorted(self._digests) if self._listed else None
+        return json.dumps({"entries": self._read, "keys": keys}, sort_keys=True)
+
+    def again(self, reads: str) -> Any:
+        """Return what the same reading would find now."""
+        before = json.loads(reads)
+        entries = {key: self._digests.get(key) for key in before["entries"]}
+        keys = None if before["keys"] is None else sorted(self._digests)
+        return {"entries": entries, "keys": keys}
+
+
+class StoredCache(MutableMapping[str, tuple[str, Tensor]]):
+    """Values that can be computed again, on disk with the fingerprints of their inputs."""
+
+    def __init__(self, store: ClientStore, known: Mapping[str, tuple[str, str]]) -> None:
+        self._store = store
+        self._known = known
+        self.changed: dict[str, tuple[str, Tensor]] = {}
+
+    def __getitem__(self, key: str) -> tuple[str, Tensor]:
+        if key in self.changed:
+            return self.changed[key]
+        fingerprint, name = self._known[key]
+        return fingerprint, self._store._read(name)[_CACHED]
+
+    def __setitem__(self, key: str, value: tuple[str, Tensor]) -> None:
+        self.changed[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        raise StoreError("A cached value is replaced, not deleted.")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._known, *self.changed]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+class StoredState(ClientState):
+    """A client's state on disk, as a step sees it."""
+
+    arrays: StoredArrays
+    cache: StoredCache
+
+    def __init__(self, arrays: StoredArrays, cache: StoredCache, tombstones: set[str]) -> None:
+        self.arrays = arrays
+        self.cache = cache
+        self.tombstones = tombstones

@@ -1,0 +1,1 @@
+"""Operate a federation on Flower: keys, a deployment as child processes, checks."""

@@ -1,0 +1,309 @@
+"""``goldfish run`` on Flower: hand a run to the SuperLink and follow it to its end.
+
+The server app writes into the run directory on this machine, which is therefore the machine of the
+SuperLink; the lines that it leaves there are followed. Flower's own command line does the rest, as
+a child process: ``flwr run``, ``flwr stop``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from goldfish import errors
+from goldfish.data.sources import ENVIRONMENT_VARIABLE
+from goldfish.errors import ConfigError, GoldfishError, StoreError
+from goldfish.experiments.config import Config, load_config
+from goldfish.experiments.runner import Progress, check_experiment
+from goldfish.experiments.scenario import Machine
+from goldfish.federation.settings import FlowerSettings
+from goldfish.flower.app_folder import write_app_folder
+from goldfish.flower.ops.processes import end_as_usual
+from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
+from goldfish.store import CONFIG, RunDirectory, write_whole
+
+INSTALL = "pip install 'goldfish-fl[flower]'"
+CONNECTION = "goldfish"
+"""The name under which Flower's own configuration knows the SuperLink."""
+FLWR = (sys.executable, "-m", "flwr.cli.app")
+"""Flower's command line, of the installation that runs here."""
+FLOWER_LOG = "flower.log"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+"""Flower sends nothing home, and installs nothing."""
+POLL = 0.2
+ENDED_FOR = 10.0
+"""Seconds after the end of a Flower run in which its last lines may still appear."""
+ENDING_FOR = 30.0
+"""Seconds that a server app which was stopped may take to end before another one starts."""
+NUMBERED_AFTER = 10.0
+"""Seconds in which Flower says the number of a run that is to be stopped at once."""
+STARTED_AFTER = 60.0
+"""Seconds after which a run whose server app has not started is worth a word."""
+
+Tell = Callable[[str], None]
+"""What takes a sentence for the user."""
+
+
+def _keep_quiet(_sentence: str) -> None:
+    pass
+
+
+def require_flower() -> None:
+    """Raise in words where Flower is not installed."""
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError(f'engine = "flower" needs Flower, which is not installed: {INSTALL}')
+
+
+def run_on_flower(
+    config: Config,
+    out: Path,
+    machine: Machine,
+    *,
+    resume: bool = False,
+    tell: Tell = _keep_quiet,
+) -> Iterator[Progress]:
+    """Yield the progress of a run on Flower, as ``run_experiment`` does of one in this process.
+
+    Closing the iterator, or an interruption, stops the Flower run. ``tell`` gets what the user
+    should know meanwhile.
+    """
+    require_flower()
+    _refuse_settings_of_one_process(machine)
+    if config.flower.superlink is None:
+        raise ConfigError(
+            'engine = "flower" needs a SuperLink: name its address in the [flower] table '
+            '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
+        )
+    check_experiment(config, machine, out if resume else None)
+    if resume:
+        _wait_until_left(out, ENDING_FOR)
+        _adopt_settings(config, out)
+    RunDirectory.open(out, config.to_toml(), resume=resume)
+    data_dir = machine.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
+        submission = Submission(Path(temporary), config.flower, out, tell)
+        try:
+            submission.start(
+                {
+                    "run-dir": str(out.resolve()),
+                    "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
+                    "device": machine.device,
+                    "threads": machine.threads or 1,
+                    "elsewhere": machine.elsewhere,
+                }
+            )
+            yield from submission.follow()
+        finally:
+            submission.stop()
+
+
+def _refuse_settings_of_one_process(machine: Machine) -> None:
+    for name, given in (("workers", machine.workers is not None), ("compile", machine.compiled)):
+        if given:
+            raise ConfigError(
+                f'--{name} has no meaning with engine = "flower", where every node trains its own '
+                "client as it is set up. Leave it out."
+            )
+
+
+def _wait_until_left(out: Path, seconds: float) -> None:
+    """Wait until no server app works in ``out``: nobody may tidy up under its hands."""
+    end = time.monotonic() + seconds
+    while is_at_work(out):
+        if time.monotonic() > end:
+            process = last_process(out)
+            how = "" if process is None else f" with: kill {process}"
+            raise StoreError(
+                f"A server app still works in {out}. Wait until it has ended, or stop it{how}"
+            )
+        time.sleep(POLL)
+
+
+def _adopt_settings(config: Config, out: Path) -> None:
+    """Let an interrupted run go on with another [flower] table, on which no result depends."""
+    written = out / CONFIG
+    if written.exists() and replace(load_config(written), flower=config.flower) == config:
+        write_whole(written, config.to_toml())
+
+
+class Submission:
+    """A run that was handed to a SuperLink."""
+
+    def __init__(
+        self, folder: Path, settings: FlowerSettings, out: Path, tell: Tell = _keep_quiet
+    ) -> None:
+        self._folder = folder
+        self._out = out
+        self._tell = tell
+        self._token = secrets.token_hex(8)
+        self._place = 0
+        self._started = False
+        self._over = False
+        self._run: str | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        write_whole(folder / "home" / "config.toml", connection(settings))
+        self._environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "home")}
+
+    def start(self, settings: Mapping[str, Any]) -> None:
+        """Submit the app, and have what it logs written to the run directory."""
+        write_app_folder(self._folder / "app", {**settings, "token": self._token})
+        (self._out / LOG).unlink(missing_ok=True)
+        with (self._out / FLOWER_LOG).open("wb") as log:
+            self._child = subprocess.Popen(  # noqa: S603 (our own arguments)
+                [*FLWR, "run", str(self._folder / "app"), CONNECTION, "--stream"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C is ours to pass on
+                preexec_fn=end_as_usual,
+            )
+
+    def follow(self) -> Iterator[Progress]:
+        """Yield what the server app reports, until it ends; raise what ended it."""
+        ended: float | None = None
+        late = time.monotonic() + STARTED_AFTER
+        while not self._over:
+            gone = self._started and not is_at_work(self._out)
+            entries = self._own_entries()
+            for entry in entries:
+                if "phase" in entry:
+                    yield Progress(**entry)
+                elif "error" in entry:
+                    self._over = True
+                    raise error_named(entry["error"], entry["message"])
+                else:
+                    self._over = "done" in entry
+            if not entries and not self._over:
+                if gone:
+                    raise self._ended()
+                ended = self._watch(ended)
+                if not self._started and time.monotonic() > late:
+                    late = math.inf
+                    self._tell(self._waiting())
+                time.sleep(POLL)
+
+    def stop(self) -> None:
+        """End the Flower run if it is still going, and the child process with it."""
+        if self._child is None:
+            return
+        try:
+            if not self._over:
+                self._await_number(self._child)
+            if not self._over and self._run is not None:
+                self._ask("stop", self._run, CONNECTION)
+        finally:
+            if self._child.poll() is None:
+                self._child.terminate()
+                self._child.wait()
+
+    def _await_number(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait a while for the run's number: a run that Flower takes now would stay for ever."""
+        end = time.monotonic() + NUMBERED_AFTER
+        while True:
+            ended = child.poll() is not None
+            self._find_run()
+            if ended or self._run is not None or time.monotonic() > end:
+                return
+            time.sleep(POLL)
+
+    def _own_entries(self) -> list[dict[str, Any]]:
+        """Return new lines of this run's server app; what stands before them is another's."""
+        entries, self._place = read_lines(self._out / LOG, self._place)
+        own = []
+        for entry in entries:
+            self._started = self._started or entry.get("token") == self._token
+            if self._started:
+                own.append(entry)
+        return own
+
+    def _waiting(self) -> str:
+        """Say what a run that does not begin may be waiting for."""
+        if is_at_work(self._out):
+            return f"Still waiting: another server app works in {self._out}."
+        return (
+            f"The server app has not started after {STARTED_AFTER:g} seconds. Is a "
+            "flower-superexec running for this SuperLink, and may it write to "
+            f"{self._out.resolve()}? {self._out / FLOWER_LOG} has what Flower said. Still waiting."
+        )
+
+    def _watch(self, ended: float | None) -> float | None:
+        """Notice when Flower's side ended without a word in the run directory."""
+        if self._child is None or self._child.poll() is None:
+            return None
+        self._find_run()
+        if self._run is None:
+            raise ConfigError(
+                f"The SuperLink did not take the run. Flower says: {self._last_words()}"
+            )
+        if ended is None or time.monotonic() - ended <= ENDED_FOR:
+            return ended or time.monotonic()
+        if not self._going():
+            raise self._ended()
+        return time.monotonic()
+
+    def _ended(self) -> StoreError:
+        self._find_run()
+        return StoreError(
+            f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} has what "
+            f"it said. Go on with: goldfish run {self._out} --resume"
+        )
+
+    def _going(self) -> bool:
+        """Ask the SuperLink whether the run is still going (its log ends when it restarts)."""
+        listed = self._ask("list", CONNECTION, "--run-id", str(self._run), "--format", "json")
+        return listed.returncode != 0 or '"finished:' not in listed.stdout
+
+    def _find_run(self) -> None:
+        text = (self._out / FLOWER_LOG).read_text(errors="replace")
+        found = re.search(r"Successfully started run (\d+)", text)
+        self._run = found[1] if found else None
+
+    def _last_words(self) -> str:
+        text = (self._out / FLOWER_LOG).read_text(errors="replace")
+        return " ".join(text.split())[-500:] or "nothing"
+
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # noqa: S603 (our own arguments)
+            [*FLWR, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self._environment,
+            check=False,
+        )
+
+
+def connection(settings: FlowerSettings) -> str:
+    """Return Flower's own configuration for the SuperLink that the settings name."""
+    own: dict[str, str | bool] = {"address": str(settings.superlink)}
+    if settings.insecure:
+        own["insecure"] = True
+    if settings.root_certificates is not None:
+        own["root-certificates"] = settings.root_certificates
+    return tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: own}})
+
+
+def error_named(name: str, message: str) -> GoldfishError:
+    """Return the error that the server app ended with, as one of ours."""
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, GoldfishError):
+        return kind(message)
+    return GoldfishError(f"The server app failed: {name}: {message}")

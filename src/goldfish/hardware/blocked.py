@@ -1,0 +1,214 @@
+"""Convolutions, ReLU and max-pooling in less time than PyTorch's layers take.
+
+On a CPU oneDNN keeps the channels of an image in blocks. PyTorch's layers bring its results back
+into the usual layout after every convolution, and pool there one number at a time, which takes half
+of a LeNet-5's training step. Here the images stay in blocks until the last pooling, and the bits
+are PyTorch's. Compiled, the layers are those of :mod:`goldfish.hardware.native`.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from goldfish.hardware.memory import keep_freed_memory
+from goldfish.hardware.native import conv_pool
+from goldfish.types import ModelFactory
+
+_X86 = platform.machine().lower() in ("x86_64", "amd64")
+"""Where the bits were compared."""
+
+_NATIVE_TRAINING = 8
+_NATIVE_PREDICTING = 1
+"""Threads up to which compiled code, which has one, is faster than oneDNN's: see performance.md."""
+
+_LARGE = 1e30
+"""Far below the largest float32: see :func:`_stays_finite`."""
+
+_POOLING = (2, 2, 0, 1, False, False)
+"""What ``nn.MaxPool2d(2)`` does."""
+
+
+class BlockedFeatures(nn.Sequential):
+    """Layers that begin with convolution, ReLU and 2 x 2 max-pooling, ``repeats`` times.
+
+    It computes what ``nn.Sequential`` does, to the bit, and once compiled but for the last bits.
+    Gradients of gradients need PyTorch's own layers:
+    ``with torch.backends.mkldnn.flags(enabled=False):``.
+    """
+
+    _native = False
+
+    def __init__(self, *layers: nn.Module, repeats: int) -> None:
+        super().__init__(*layers)
+        self._repeats = repeats
+
+    def compile(self, *options: Any, **named: Any) -> None:
+        """Compile the layers: on a CPU by :mod:`goldfish.hardware.native`, else by PyTorch."""
+        if _on_cpu(self.parameters()):
+            self._native = True
+        else:
+            super().compile(*options, **named)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the layers make of the inputs."""
+        layers = list(self)
+        first = 3 * self._repeats
+        convolutions = None if _is_traced(inputs) else _usual(layers[:first])
+        features = None
+        if convolutions is not None and _plain(inputs, convolutions):
+            if self._native and _is_faster():
+                features = _compiled(inputs, convolutions)
+            if features is None and _blocks_suit(inputs, convolutions):
+                features = _in_blocks(inputs, convolutions)
+        if features is None:
+            return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
+        for following in layers[first:]:
+            features = following(features)
+        return features
+
+
+def compiled_early(factory: ModelFactory) -> ModelFactory:
+    """Return what builds the same models, with such layers compiled wherever a model is used.
+
+    PyTorch's compiler takes too long for models that only predict now and then; ours does not.
+    """
+
+    def build() -> nn.Module:
+        model = factory()
+        if isinstance(model, BlockedFeatures):
+            model.compile()
+        return model
+
+    return build
+
+
+def _is_faster() -> bool:
+    """Tell whether compiled code is faster than operations that share their work on threads."""
+    most = _NATIVE_TRAINING if torch.is_grad_enabled() else _NATIVE_PREDICTING
+    return torch.get_num_threads() <= most
+
+
+def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | None:
+    """Return the features by compiled code; None where there is none."""
+    images = inputs
+    for layer in convolutions:
+        pooled = conv_pool(images, layer)
+        if pooled is None:
+            return None
+        images = pooled
+    return images
+
+
+def _in_blocks(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
+    """Return the features by oneDNN's operations, which hand on images in a layout of its own."""
+    images = inputs.to_mkldnn()
+    for layer in convolutions:
+        images = torch.mkldnn_convolution(
+            images,
+            layer.weight,
+            layer.bias,
+            cast("tuple[int, int]", layer.padding),
+            layer.stride,
+            layer.dilation,
+            layer.groups,
+        )
+        # ReLU and maximum may change places: fewer numbers are left for the second.
+        images = torch.relu(torch.mkldnn_max_pool2d(images, 2, 2))
+    return images.to_dense()
+
+
+def _is_traced(inputs: Tensor) -> bool:
+    """Tell whether somebody writes down what is done, to compile or to export it."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or type(inputs) is not Tensor
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
+    """Return the convolutions of layers that are as they were; None where a user changed one."""
+    kinds = (nn.Conv2d, nn.ReLU, nn.MaxPool2d)
+    convolutions = []
+    for place, layer in enumerate(layers):
+        hooks = (
+            layer._forward_hooks,
+            layer._forward_pre_hooks,
+            layer._backward_hooks,
+            layer._backward_pre_hooks,
+        )
+        if type(layer) is not kinds[place % 3] or any(hooks):
+            return None
+        if isinstance(layer, nn.Conv2d):
+            if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+                return None
+            convolutions.append(layer)
+        elif (
+            isinstance(layer, nn.MaxPool2d)
+            and (
+                layer.kernel_size,
+                layer.stride,
+                layer.padding,
+                layer.dilation,
+                layer.ceil_mode,
+                layer.return_indices,
+            )
+            != _POOLING
+        ):
+            return None
+    return convolutions
+
+
+def _available() -> bool:
+    """Tell whether this process can use the layout, and have it keep memory for it."""
+    return (
+        _X86
+        and torch.backends.mkldnn.is_available()
+        and keep_freed_memory()  # new pages for its large blocks would cost more than they save
+    )
+
+
+def _on_cpu(tensors: Iterable[Tensor]) -> bool:
+    return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+
+
+def _read(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> list[Tensor]:
+    return [inputs, *(p for layer in convolutions for p in layer.parameters())]
+
+
+def _plain(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
+    """Tell whether these are images in float32 on the CPU, and PyTorch's layers not asked for."""
+    read = _read(inputs, convolutions)
+    return (
+        inputs.dim() == 4
+        and len(inputs) > 0
+        and _on_cpu(read)
+        and torch._C._get_mkldnn_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not any(is_functorch_wrapped_tensor(t) for t in read)  # torch.func: single samples
+    )
+
+
+def _blocks_suit(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
+    """Tell whether the layout gives the bits of PyTorch's own layers for plain inputs."""
+    return _available() and _stays_finite(_read(inputs, convolutions))
+
+
+@torch.no_grad()
+def _stays_finite(read: Sequence[Tensor]) -> bool:
+    """Tell whether no convolution can overflow; oneDNN's pooling drops what is not a number.
+
+    A weighted sum is at most the product of the norms of weights and values (Cauchy and Schwarz),
+    and the values that one of the next layer reads have a norm of at most the largest of them
+    times the root of their number. ``_LARGE`` leaves room for these roots.
+    """
+    bound = math.prod(1 + norm.item() for norm in torch._foreach_norm(list(read)))
+    return bound < _LARGE

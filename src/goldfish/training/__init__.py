@@ -1,0 +1,1 @@
+"""How a client trains: batches, one SGD step, CUDA graphs of steps, the loop, the workspace."""

@@ -1,0 +1,120 @@
+"""The only training loop (:func:`fit`) and the only inference loop (:func:`predict`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from goldfish.errors import DataError, DivergenceError
+from goldfish.hardware.gpu import fetch
+from goldfish.settings import TrainingSettings
+from goldfish.training.batches import Batch, ExampleFeed, Feed
+from goldfish.training.graphs import recorder_of
+from goldfish.training.sgd import (
+    Loss,
+    Objective,
+    PlainTrainer,
+    Precondition,
+    Sgd,
+    Trainer,
+    TrainingStep,
+)
+from goldfish.types import Examples
+
+PREDICTED_AT_ONCE = 200
+PREDICTED_AT_ONCE_BY_GPU = 2000
+"""Samples in a batch of :func:`predict`: what a device does fastest."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What :func:`fit` did: the mean risk of each epoch, and its cost."""
+
+    epoch_risks: Sequence[float]
+    steps: int
+    samples: int
+    teacher_samples: int = 0
+    """Samples that a teacher looked at; who asks the teacher counts them."""
+    fisher_samples: int = 0
+    """Samples whose gradients were taken one by one; who takes them counts them."""
+
+
+def fit(
+    model: nn.Module,
+    num_examples: int,
+    feed: Feed,
+    objective: Objective,
+    settings: TrainingSettings,
+    *,
+    learning_rate: float,
+    generator: torch.Generator,
+    stop: Callable[[Sequence[float]], bool] | None = None,
+    max_steps: int | None = None,
+    precondition: Precondition | None = None,
+    after_step: Callable[[nn.Module, Loss], bool] | None = None,
+) -> Fitted:
+    """Train ``model`` in place with SGD; the order of the samples comes from ``generator``.
+
+    ``stop`` is asked after each epoch with the mean risks so far and ends the training early, as
+    does having taken ``max_steps`` steps. ``precondition`` may change the gradients before a step;
+    ``after_step`` gets the model after it, with the loss before it, and its yes ends the training.
+    A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
+    """
+    sgd = Sgd(settings.momentum, settings.weight_decay, settings.precision)
+    recorder = recorder_of(model) if precondition is None and after_step is None else None
+    trainer: Trainer
+    if recorder is not None and isinstance(feed, ExampleFeed) and feed.gather.on_device:
+        trainer = recorder.trainer(feed, objective, sgd, learning_rate)
+    else:
+        step = TrainingStep(model, objective, sgd, learning_rate)
+        trainer = PlainTrainer(step, feed, precondition, after_step)
+    if not num_examples:
+        raise DataError("There is no sample to train on.")
+    all_sizes = _batch_sizes(num_examples, settings.batch_size)
+    epoch_risks: list[float] = []
+    steps = samples = 0
+    for epoch in range(1, settings.local_epochs + 1):
+        order = torch.randperm(num_examples, generator=generator)
+        sizes = all_sizes if max_steps is None else all_sizes[: max_steps - steps]
+        done = trainer.run(order[: sum(sizes)], sizes)
+        steps += done.steps
+        samples += done.samples
+        if not math.isfinite(done.total):
+            raise DivergenceError(f"the loss became {done.total} in local epoch {epoch}")
+        epoch_risks.append(done.risk / done.steps)
+        if done.ended or steps == max_steps or (stop is not None and stop(epoch_risks)):
+            break
+    return Fitted(epoch_risks, steps, samples)
+
+
+def _batch_sizes(count: int, size: int) -> list[int]:
+    """Return the sizes of the mini-batches of ``count`` samples.
+
+    A single left-over sample joins the batch before it: BatchNorm cannot train on one sample.
+    """
+    whole, rest = divmod(count, size)
+    sizes = [size] * whole + [rest] * (rest > 0)
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
+    """Return the ordinary training loss."""
+    loss = F.cross_entropy(model(batch.inputs), batch.labels)
+    return Loss(loss, risk=loss)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, examples: Examples, batch_size: int | None = None) -> Tensor:
+    """Return the logits of all examples, on the CPU, in order; always in evaluation mode."""
+    model.eval()
+    device = next(model.parameters()).device
+    size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
+    batches = torch.arange(len(examples)).split(size)
+    return torch.cat([fetch(model(examples.batch(b)[0].to(device)).float()) for b in batches])

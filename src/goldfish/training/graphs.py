@@ -1,0 +1,347 @@
+"""Training steps, and other work on a GPU, recorded as CUDA graphs: one launch replays all kernels.
+
+A small model's kernels are shorter than the time that Python needs to start them. A recorded step
+reads its draws from tables on the device, row by row, and advances the row itself, so a replay
+needs nothing from the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Protocol, Self, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from goldfish.hardware.gpu import fetch, work_given
+from goldfish.training.batches import Draw, ExampleFeed, Gatherer, fold
+from goldfish.training.sgd import Epoch, Objective, Sgd, Trainer, TrainingStep
+
+logger = logging.getLogger(__name__)
+
+ROWS = 64
+"""Draws that a table holds; longer epochs fill it again."""
+
+AHEAD = 16
+"""Steps between two marks of a :class:`Pace`."""
+
+KEPT_SHAPES = 64
+"""Shapes of batches that a training keeps recorded; more are walked through step by step."""
+
+KEPT_RECORDINGS = 8
+"""Trainings of different kinds that a model keeps the recorded steps of."""
+
+
+class DrawnStep(Protocol):
+    """A training step on one draw, all of whose parts are on the device."""
+
+    def __call__(self, draw: Draw) -> object:
+        """Take the step."""
+
+    def practice(self) -> AbstractContextManager[None]:
+        """Return the context for steps that are taken back at its end."""
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Return the context for steps that shall not count themselves."""
+
+    def count(self, steps: int) -> None:
+        """Count steps that did not count themselves."""
+
+
+class Graph(Protocol):
+    """Recorded work."""
+
+    def replay(self) -> None:
+        """Do the recorded work again."""
+
+
+Record: TypeAlias = Callable[[Callable[[], None]], Graph]
+"""Records work, without doing it."""
+
+
+_recording = threading.Lock()
+"""CUDA records one graph at a time."""
+
+
+class DeviceRecord:
+    """Records work on the current stream of a GPU.
+
+    All recordings use the same memory for what lives within a step, as no two are replayed at once.
+    A model that could not be recorded once is not tried again.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.cuda.graph_pool_handle()
+        self._refusal: str | None = None
+
+    def __call__(self, work: Callable[[], None]) -> Graph:
+        """Record ``work``, without doing it."""
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        try:
+            with (
+                _recording,
+                torch.cuda.graph(
+                    graph, self._memory, stream=stream, capture_error_mode="thread_local"
+                ),
+            ):
+                work()
+        except RuntimeError as error:
+            self._refusal = str(error)
+            raise
+        return graph
+
+
+class Pace:
+    """Lets a GPU be given some steps before those in front of them are waited for.
+
+    Its queue is not endless: who starts more has to wait, and would keep others from their turn.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._steps = 0
+        self._wait: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Begin when nothing is under way."""
+        self._steps, self._wait = 0, None
+
+    def step(self) -> None:
+        """Count a step that was given; wait for the last mark but one if it set a new one."""
+        self._steps += 1
+        if self._steps % AHEAD == 0:
+            wait, self._wait = self._wait, work_given(self._device)
+            if wait is not None:
+                wait()
+
+
+class Replay:
+    """A training step for draws of one shape, recorded when the first of them comes."""
+
+    def __init__(self, step: DrawnStep, record: Record, pace: Pace) -> None:
+        self._step = step
+        self._record = record
+        self._pace = pace
+        self._graph: Graph | None = None
+        self._tables: Draw | None = None
+        self._row = torch.empty(0)
+        self.refusal: str | None = None
+        """Why the step cannot be recorded; None when nothing speaks against it."""
+
+    @property
+    def recorded(self) -> bool:
+        """Whether steps are replayed, in the mode that the model was in when they were recorded."""
+        return self._graph is not None
+
+    def run(self, draws: Draw) -> None:
+        """Take one step for each of the stacked draws, in order."""
+        for begin in range(0, len(draws.positions), ROWS):
+            self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
+
+    def _replay(self, draws: Draw) -> None:
+        graph = self._graph_of(draws)
+        if graph is None:
+            walk(self._step, draws)
+            return
+        count = len(draws.positions)
+        self._row.zero_()
+        for table, part in zip(cast("Draw", self._tables), draws, strict=True):
+            if table is not None and part is not None:
+                table[:count].copy_(part)
+        for _ in range(count):
+            graph.replay()
+            self._pace.step()
+        self._step.count(count)
+
+    def _graph_of(self, draws: Draw) -> Graph | None:
+        """Return the recorded step for draws like these; None when it cannot be recorded."""
+        if self._graph is None and self.refusal is None:
+            self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
+            self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
+            with self._step.practice():  # libraries choose and set up their kernels
+                walk(self._step, draws.map(lambda part: part[:1]))
+            try:
+                with self._step.uncounted():
+                    self._graph = self._record(self._take)
+            except RuntimeError as error:
+                self.refusal = str(error).strip().partition("\n")[0]
+        return self._graph
+
+    def _take(self) -> None:
+        """Do the work that is recorded: a step on the row that comes next."""
+        tables = cast("Draw", self._tables)
+        self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
+        self._row.add_(1)
+
+
+class Repeat:
+    """Work on tensors that stay where they are, recorded when it is first asked for."""
+
+    def __init__(self, work: Callable[[], Tensor], record: Record) -> None:
+        self._work = work
+        self._record = record
+        self._graph: Graph | None = None
+        self._refused = False
+        self._result = torch.empty(0)
+
+    def __call__(self) -> Tensor:
+        """Do the work and return its result."""
+        if self._graph is None and not self._refused:
+            self._work()  # libraries set up their kernels
+            try:
+                self._graph = self._record(self._do)
+            except RuntimeError as error:
+                logger.info("repeated without recording: %s", error)
+                self._refused = True
+        if self._graph is None:
+            return self._work()
+        self._graph.replay()
+        return self._result.clone()
+
+    def _do(self) -> None:
+        self._result = self._work()
+
+
+def walk(step: Callable[[Draw], object], draws: Draw) -> None:
+    """Take the steps of stacked draws one by one, without recording them."""
+    for place in range(len(draws.positions)):
+        step(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
+
+
+class Recorder:
+    """Keeps the recorded steps of one model on a GPU, for all trainings that are alike.
+
+    Alike are trainings with one objective on one dataset: the clients of a federation.
+    """
+
+    def __init__(self, model: nn.Module, record: Record) -> None:
+        self._model = model
+        self._record = record
+        self._kept: OrderedDict[Hashable, RecordedTrainer] = OrderedDict()
+
+    def trainer(
+        self,
+        feed: ExampleFeed,
+        objective: Objective,
+        sgd: Sgd,
+        learning_rate: float,
+    ) -> Trainer:
+        """Return what takes the steps of a training, recorded before or still to be recorded."""
+        key = (feed.gather, objective, sgd)
+        trainer = self._kept.pop(key, None)
+        if trainer is None:
+            rate = torch.tensor(learning_rate, device=feed.gather.device)
+            step = TrainingStep(self._model, objective, sgd, rate)
+            trainer = RecordedTrainer(step, feed.gather, self._record)
+        self._kept[key] = trainer  # the last in line
+        while len(self._kept) > KEPT_RECORDINGS:
+            self._kept.popitem(last=False)
+        return trainer.start(feed, learning_rate)
+
+
+class StepOnDraw:
+    """A training step that gathers its batch."""
+
+    def __init__(self, step: TrainingStep, gather: Gatherer) -> None:
+        self._step = step
+        self._gather = gather
+        self.temperature = torch.ones((), device=step.sums.device)
+        """The temperature of all batches, as a number that may change."""
+
+    def __call__(self, draw: Draw) -> None:
+        """Gather the batch of a located draw and take the step."""
+        self._step(partial(self._gather, draw, self.temperature))
+
+    def practice(self) -> AbstractContextManager[None]:
+        """Return the context for steps that are taken back at its end."""
+        return self._step.practice()
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Return the context for steps that shall not count themselves."""
+        return self._step.uncounted()
+
+    def count(self, steps: int) -> None:
+        """Count steps that did not count themselves."""
+        self._step.count(steps)
+
+
+class RecordedTrainer:
+    """Takes the steps of an epoch by replaying recorded ones."""
+
+    def __init__(self, step: TrainingStep, gather: Gatherer, record: Record) -> None:
+        self._step = step
+        self._on_draw = StepOnDraw(step, gather)
+        self._record = record
+        self._pace = Pace(step.sums.device)
+        self._replays: dict[Hashable, Replay] = {}
+        self._feed: ExampleFeed | None = None
+
+    def start(self, feed: ExampleFeed, learning_rate: float) -> Self:
+        """Begin a training: its data and temperature, its step size, no momentum yet."""
+        self._feed = feed
+        self._step.restart(learning_rate)
+        self._on_draw.temperature.fill_(feed.temperature)
+        return self
+
+    def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
+        """Take a step for each of the batches."""
+        feed = cast("ExampleFeed", self._feed)
+        self._step.sums.zero_()
+        self._pace.start()
+        drawn, removed = feed.draw(order, sizes)
+        for alike in fold(feed.locate(drawn.map(self._send)), sizes, removed):
+            self._take(alike)
+        total, risk = fetch(self._step.sums).tolist()
+        return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)
+
+    def _take(self, draws: Draw) -> None:
+        replay = self._replays.get(draws.shapes)
+        if replay is None or not replay.recorded:
+            self._step.model.train()
+        if replay is None:
+            if len(self._replays) == KEPT_SHAPES or any(
+                other.refusal is not None for other in self._replays.values()
+            ):
+                walk(self._on_draw, draws)
+                return
+            replay = Replay(self._on_draw, self._record, self._pace)
+            self._replays[draws.shapes] = replay
+        replay.run(draws)
+        if replay.refusal is not None:
+            _log_once(type(self._step.model).__name__, replay.refusal)
+
+    def _send(self, part: Tensor) -> Tensor:
+        return part.to(self._step.sums.device, non_blocking=True)
+
+
+_ATTRIBUTE = "_goldfish_recorder"
+"""Where a model has its recorder, so that the two live and end together."""
+
+
+def allow_recording(model: nn.Module, record: Record | None = None) -> None:
+    """Let the steps of a model be recorded; from then on its weights must not move."""
+    setattr(model, _ATTRIBUTE, Recorder(model, record or DeviceRecord()))
+
+
+def recorder_of(model: nn.Module) -> Recorder | None:
+    """Return what keeps a model's recorded steps; None where they may not be recorded."""
+    return getattr(model, _ATTRIBUTE, None)
+
+
+@functools.cache
+def _log_once(model: str, reason: str) -> None:
+    logger.warning(
+        "The training step of %s cannot be recorded as a CUDA graph (%s): it trains step by step, "
+        "which is slower and gives the same result.",
+        model,
+        reason,
+    )

@@ -1,0 +1,261 @@
+"""What a client keeps: answers and state together or not at all, bounded, and its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from goldfish.errors import StoreError
+from goldfish.flower import client_store as stores
+from goldfish.flower import wire
+from goldfish.flower.client_store import ClientStore, store_id
+from goldfish.params import digest
+from goldfish.types import Params, Task, Update
+
+
+def model(value: float) -> Params:
+    return {"weight": torch.full((3,), value)}
+
+
+def order(
+    phase: str = "origin",
+    index: int = 1,
+    *,
+    run: str = "run-1",
+    start: float = 0.0,
+    teacher: float | None = None,
+) -> wire.Received:
+    constants = {} if teacher is None else {"teacher": model(teacher)}
+    config: dict[str, Any] = {"phase": phase, "round": index, "seed": 0}
+    task = Task("client-1", "train", {"model": model(start)}, config, constants=constants)
+    sent = wire.Order(run, task, "setup")
+    needed = {sent.setup_digest, *sent.constants.values()}
+    return wire.decode_order(wire.encode_order(sent, needed))
+
+
+def work(
+    path: Path,
+    this: wire.Received,
+    changes: dict[str, float | None],
+    reads: Sequence[str] = (),
+    *,
+    list_all: bool = False,
+) -> dict[str, float]:
+    """Carry a task out that reads and changes some entries; return what it read."""
+    with ClientStore(path) as store:
+        assert store.keep(this) == []
+        state = store.state(this)
+        found = {k: float(state.arrays[k]["weight"][0]) for k in reads if k in state.arrays}
+        if list_all:
+            found = {k: float(p["weight"][0]) for k, p in state.arrays.items()}
+        for key, value in changes.items():
+            if value is None:
+                del state.arrays[key]
+            else:
+                state.arrays[key] = model(value)
+        store.commit(this, Update("client-1", model(9.0), 3, {"loss": 0.5}), state)
+    return found
+
+
+def known(path: Path, this: wire.Received) -> wire.Answer | None:
+    with ClientStore(path) as store:
+        return store.answered(this)
+
+
+def test_an_answer_is_found_again_by_the_same_order_alone(tmp_path: Path) -> None:
+    assert known(tmp_path, order()) is None
+    work(tmp_path, order(), {})
+    again = known(tmp_path, order())
+    assert again is not None
+    assert (again.update.num_examples, again.update.metrics) == (3, {"loss": 0.5})
+    assert digest(again.update.params) == digest(model(9.0))
+    assert known(tmp_path, order(start=1.0)) is None
+    assert known(tmp_path, order(run="run-2")) is None
+
+
+def test_a_round_finds_the_state_before_it_also_when_it_is_repeated(tmp_path: Path) -> None:
+    """After a kill the server may repeat a round with other replies to start from."""
+    work(tmp_path, order(index=1), {"origin/a": 1.0})
+    assert work(tmp_path, order(index=2), {"origin/a": 2.0}, ["origin/a"]) == {"origin/a": 1.0}
+    other = order(index=2, start=5.0)
+    assert work(tmp_path, other, {"origin/a": 2.5}, ["origin/a"]) == {"origin/a": 1.0}
+    assert work(tmp_path, order(index=3), {}, ["origin/a"]) == {"origin/a": 2.5}
+    assert work(tmp_path, order(index=1), {}, ["origin/a"]) == {}
+    assert work(tmp_path, order("goldfish"), {}, ["origin/a"]) == {}
+
+
+def test_other_phases_and_other_runs(tmp_path: Path) -> None:
+    work(tmp_path, order(index=4), {"origin/a": 1.0})
+    assert work(tmp_path, order("goldfish", 1), {"goldfish/a": 2.0}, list_all=True) == {
+        "origin/a": 1.0
+    }
+    assert work(tmp_path, order("goldfish", 1, run="run-2"), {}, list_all=True) == {}
+    assert work(tmp_path, order("sisa", 1), {}, list_all=True) == {
+        "origin/a": 1.0,
+        "goldfish/a": 2.0,
+    }
+
+
+def test_an_answer_holds_as_long_as_what_was_read_is_the_same(tmp_path: Path) -> None:
+    """A step that moves entries must be done again when those entries were made again."""
+    sweep, keep = order("tuned/0.1", 1), order("tuned", 1)
+    work(tmp_path, sweep, {"tuned/0.1/a": 1.0})
+    work(tmp_path, keep, {"tuned/0.1/a": None, "tuned/a": 1.0}, list_all=True)
+    assert known(tmp_path, keep) is not None
+    with ClientStore(tmp_path) as store:
+        assert list(store.state(order("tuned", 2)).arrays) == ["tuned/a"]
+    work(tmp_path, order("tuned/0.1", 1, start=2.0), {"tuned/0.1/a": 3.0})
+    assert known(tmp_path, keep) is None
+
+
+def test_nothing_is_changed_by_a_task_that_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(tmp_path, order(index=1), {"origin/a": 1.0})
+    with monkeypatch.context() as patched:
+
+        def fail(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patched.setattr(ClientStore, "_prune", fail)
+        with pytest.raises(KeyboardInterrupt):
+            work(tmp_path, order(index=2), {"origin/a": 2.0})
+    assert known(tmp_path, order(index=2)) is None
+    assert work(tmp_path, order(index=2), {}, ["origin/a"]) == {"origin/a": 1.0}
+
+
+def test_a_constant_that_is_gone_is_asked_for(tmp_path: Path) -> None:
+    full = order(teacher=1.0)
+    with ClientStore(tmp_path) as store:
+        assert store.keep(full) == []
+        assert digest(store.constants(full)["teacher"]) == digest(model(1.0))
+        assert store.setup(full) == "setup"
+    bare = wire.Received(**{**vars(full), "sent": {}, "sent_setup": None})
+    with ClientStore(tmp_path) as store:
+        assert store.keep(bare) == []
+    for path in (tmp_path / "arrays").iterdir():
+        path.unlink()
+    with ClientStore(tmp_path) as store:
+        assert store.keep(bare) == [full.constants["teacher"]]
+    with ClientStore(tmp_path / "new") as store:
+        assert store.keep(bare) == sorted([full.setup, full.constants["teacher"]])
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def test_a_damaged_constant_is_asked_for_and_replaced(tmp_path: Path) -> None:
+    full = order(teacher=1.0)
+    bare = wire.Received(**{**vars(full), "sent": {}, "sent_setup": None})
+    with ClientStore(tmp_path) as store:
+        store.keep(full)
+        truncate(tmp_path / "arrays" / f"{full.constants['teacher']}.safetensors")
+        assert store.keep(bare) == [full.constants["teacher"]]
+        assert store.keep(full) == store.keep(bare) == []
+        assert digest(store.constants(bare)["teacher"]) == digest(model(1.0))
+
+
+def test_a_damaged_answer_is_worked_out_and_written_again(tmp_path: Path) -> None:
+    work(tmp_path, order(), {})
+    truncate(tmp_path / "arrays" / f"{digest(model(9.0))}.safetensors")
+    assert known(tmp_path, order()) is None
+    work(tmp_path, order(), {})
+    assert known(tmp_path, order()) is not None
+
+
+def test_damaged_cached_values_are_not_there(tmp_path: Path) -> None:
+    logits = torch.arange(4.0)
+    for index in (1, 2):
+        with ClientStore(tmp_path) as store:
+            store.keep(order(index=index))
+            state = store.state(order(index=index))
+            assert "logits" not in state.cache
+            state.cache["logits"] = "print", logits
+            store.commit(order(index=index), Update("client-1", {}, 0, {}), state)
+            assert "logits" in store.state(order(index=3)).cache
+        truncate(tmp_path / "arrays" / f"{digest({'value': logits})}.safetensors")
+
+
+def test_disks_do_not_fill(tmp_path: Path) -> None:
+    for number in range(20):
+        this = order(index=number + 1, run=f"run-{number // 4}", teacher=float(number))
+        work(tmp_path, this, {"origin/a": 100.0 + number})
+    files = len(list((tmp_path / "arrays").iterdir()))
+    shard_models = 5 * 2  # of every run the last entry, and the one before it
+    assert files <= stores.CONSTANTS_KEPT + stores.RUNS_KEPT + shard_models
+    with contextlib.closing(sqlite3.connect(tmp_path / stores.DATABASE)) as database:
+        assert database.execute("SELECT COUNT(*) FROM answers").fetchone() == (stores.RUNS_KEPT,)
+        assert database.execute("SELECT COUNT(*) FROM done").fetchone() == (20,)
+
+
+def test_what_was_never_finished_is_cleared_away(tmp_path: Path) -> None:
+    work(tmp_path, order(), {})
+    (tmp_path / "arrays" / ".abc.safetensors.17.part").write_bytes(b"half")
+    work(tmp_path, order(index=2), {})
+    assert not [path for path in (tmp_path / "arrays").iterdir() if path.suffix == ".part"]
+
+
+def test_cached_values_come_back_with_their_fingerprints(tmp_path: Path) -> None:
+    with ClientStore(tmp_path) as store:
+        this = order()
+        store.keep(this)
+        state = store.state(this)
+        assert state.cache.get("logits", ("", None)) == ("", None)
+        state.cache["logits"] = "print", torch.arange(4.0)
+        store.commit(this, Update("client-1", {}, 0, {}), state)
+    with ClientStore(tmp_path) as store:
+        fingerprint, value = store.state(order(index=2)).cache["logits"]
+    assert (fingerprint, value.tolist()) == ("print", [0.0, 1.0, 2.0, 3.0])
+
+
+def test_a_state_dir_has_a_name_of_its_own(tmp_path: Path) -> None:
+    assert store_id(tmp_path / "a") == store_id(tmp_path / "a") != store_id(tmp_path / "b")
+
+
+def test_a_state_dir_that_cannot_be_used_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"The state-dir .*file cannot be used"):
+        store_id(tmp_path / "file")
+    store_id(tmp_path / "old")
+    with contextlib.closing(sqlite3.connect(tmp_path / "old" / stores.DATABASE)) as database:
+        database.execute("UPDATE about SET value = '0' WHERE name = 'schema'")
+        database.commit()
+    with pytest.raises(StoreError, match="written by another version of Goldfish"):
+        store_id(tmp_path / "old")
+    (tmp_path / "junk").mkdir()
+    (tmp_path / "junk" / stores.DATABASE).write_text("no database, " * 100)
+    with pytest.raises(StoreError, match="cannot be used"):
+        store_id(tmp_path / "junk")
+
+
+def test_a_damaged_array_is_said_to_be_so(tmp_path: Path) -> None:
+    work(tmp_path, order(index=1), {"origin/a": 1.0})
+    (tmp_path / "arrays" / f"{digest(model(1.0))}.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(StoreError, match="The client's state is damaged"):
+        work(tmp_path, order(index=2), {}, ["origin/a"])
+
+
+def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
+    """Also in a state-dir that was there before, open to all, with what an earlier version left."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "arrays").mkdir(mode=0o755)
+    (tmp_path / "client.sqlite").touch(mode=0o644)
+    before = os.umask(0o022)
+    try:
+        store_id(tmp_path)
+        work(tmp_path, order(), {"origin/shard": 1.0})
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"arrays": 0o700, "client.sqlite": 0o600, "lock": 0o600}
+    store_id(tmp_path / "new")
+    assert stat.S_IMODE((tmp_path / "new" / "client.sqlite").stat().st_mode) == 0o600

@@ -1,0 +1,610 @@
+"""The Flower engine against the engine in one process: same methods, same seeds, same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Error, Message
+
+from goldfish.data import load_half
+from goldfish.errors import ConfigError, DivergenceError, QuorumError
+from goldfish.experiments.config import Config
+from goldfish.experiments.runner import run_experiment
+from goldfish.experiments.scenario import Machine
+from goldfish.federation.spool import Spool
+from goldfish.flower import wire
+from goldfish.flower.engine import FlowerFederation
+from goldfish.flower.server_app import engine_on
+from goldfish.methods import METHODS
+from goldfish.params import digest, num_bytes
+from goldfish.store import load_checkpoint
+from goldfish.types import Params
+
+MakeConfig = Callable[..., Config]
+MACHINE = Machine(threads=1)
+
+
+def models_of(run: Path) -> dict[str, str]:
+    """Return the digest of every phase's model."""
+    files = sorted((run / "checkpoints").iterdir())
+    return {path.stem: digest(load_checkpoint(path).params) for path in files}
+
+
+def run_on(grid: Any, config: Config, out: Path, *, resume: bool = False) -> None:
+    for _ in run_experiment(config, out, MACHINE, resume=resume, engine=engine_on(grid, config)):
+        pass
+
+
+def in_process(config: Config, out: Path) -> None:
+    for _ in run_experiment(replace(config, engine="in-process"), out, MACHINE):
+        pass
+
+
+def models_on_both(grid: Any, config: Config, folder: Path) -> dict[str, str]:
+    """Run on the grid and in process, and return the digests, which are the same for both."""
+    run_on(grid, config, folder / "flower")
+    in_process(config, folder / "here")
+    here = models_of(folder / "here")
+    assert models_of(folder / "flower") == here
+    return here
+
+
+DELETIONS: dict[str, dict[str, Any]] = {
+    "samples": {"rate": 0.1, "backdoor_target": 1, "trigger_size": 2},
+    "class": {"class_label": 2},
+    "client": {"clients": ["client-3"]},
+}
+
+
+@pytest.mark.parametrize("shards", ["one", "shared", "isolated"])
+@pytest.mark.parametrize("what", DELETIONS)
+def test_every_method_gives_the_same_bits_on_both_engines(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, what: Any, shards: str
+) -> None:
+    methods = [name for name, method in METHODS.items() if what in method.deletions]
+    if shards == "isolated":
+        methods.remove("retrain-tuned")  # which refuses them
+    assert len(methods) >= 5
+    training = {} if shards == "one" else {"shards": 3, "shard_mode": shards}
+    config = make_config(
+        deletion=DELETIONS[what], unlearning={"methods": methods}, training=training
+    )
+    assert set(methods) <= set(models_on_both(grid, config, tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["shared", "isolated"])
+def test_later_requests_and_a_share_of_the_clients_give_the_same_bits(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, mode: str
+) -> None:
+    """The second stage starts from what the first left with the clients, those that took part."""
+    config = make_config(
+        training={"participation": 0.6, "shards": 2, "shard_mode": mode, "local_epochs": 2},
+        deletion={"rate": 0.1, "then": [{"clients": ["client-2"], "after": 2}]},
+        unlearning={"methods": ["goldfish", "retrain", "sisa"], "rounds": 3},
+    )
+    both = models_on_both(grid, config, tmp_path)
+    assert {"goldfish", "goldfish.2", "sisa.2"} <= set(both)
+
+
+def carried_out(state_dir: Path) -> list[tuple[str, int, str]]:
+    """Return the steps that a client did, from its own list."""
+    with contextlib.closing(sqlite3.connect(state_dir / "client.sqlite")) as database:
+        return database.execute("SELECT phase, round, step FROM done ORDER BY at").fetchall()
+
+
+def failures_of(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [failure for line in lines for failure in json.loads(line)["failures"]]
+
+
+ONE_METHOD: dict[str, Any] = {"methods": ["goldfish"]}
+
+
+class KilledError(Exception):
+    """Stands for the end of the server's process."""
+
+
+@pytest.mark.parametrize(("shards", "after"), [(1, 8), (1, 21), (3, 4), (3, 14), (3, 17), (3, 22)])
+def test_a_killed_server_goes_on_and_nothing_is_done_twice(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, shards: int, after: int
+) -> None:
+    """The server dies when it is about to read a reply: the client's work is done by then."""
+    config = make_config(training={"shards": shards}, unlearning={"methods": ["goldfish", "sisa"]})
+    deliver, count = grid.deliver, itertools.count(1)
+
+    def dying(message: Any) -> Any:
+        reply = deliver(message)
+        if next(count) == after:
+            raise KilledError
+        return reply
+
+    grid.deliver = dying
+    with pytest.raises(KilledError):
+        run_on(grid, config, tmp_path / "flower")
+    run_on(grid, config, tmp_path / "flower", resume=True)
+    in_process(config, tmp_path / "here")
+    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
+    for node in range(3):
+        steps = carried_out(tmp_path / "state" / f"node-{node}")
+        assert len(steps) == len(set(steps)) >= 6
+
+
+def test_another_run_never_finds_what_this_one_left(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Isolated shards go on from what the client keeps: a new run must start from nothing."""
+    config = make_config(training={"shards": 2, "shard_mode": "isolated"}, unlearning=ONE_METHOD)
+    for name in ("first", "second"):
+        run_on(grid, config, tmp_path / name)
+    assert models_of(tmp_path / "first") == models_of(tmp_path / "second")
+
+
+def test_a_task_whose_answer_was_lost_is_answered_from_the_store(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The process dies after its work: Flower reports it, and the task is sent once more."""
+    config = make_config(unlearning=ONE_METHOD, training={"shards": 2})
+    lost: list[str] = []
+
+    def crash_once_a_step(message: Any) -> Any:
+        reply = grid.carry_out(message)
+        kind = message.metadata.message_type
+        if kind in lost or not kind.startswith("train."):
+            return reply
+        lost.append(kind)
+        return Message(Error(8, "the process died"), reply_to=message)
+
+    grid.faults[11] = crash_once_a_step
+    run_on(grid, config, tmp_path / "flower")
+    in_process(config, tmp_path / "here")
+    assert lost == ["train.train", "train.goldfish"]
+    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
+    steps = carried_out(tmp_path / "state" / "node-1")
+    assert steps == [("origin", n, "train") for n in (1, 2, 3)] + [
+        ("goldfish", n, "goldfish") for n in (1, 2)
+    ]
+    assert failures_of(tmp_path / "flower") == []
+
+
+def test_a_node_that_keeps_dying_is_a_failure_with_its_cause(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    def crash(message: Any) -> Any:
+        if message.metadata.message_type.startswith("query."):
+            return grid.carry_out(message)
+        return Message(Error(8, "Traceback ...\nthe process died"), reply_to=message)
+
+    grid.faults[11] = crash
+    config = make_config(unlearning=ONE_METHOD, flower={"retries": 1})
+    run_on(grid, config, tmp_path / "out")
+    causes = {(f["client_id"], f["error"], f["cause"]) for f in failures_of(tmp_path / "out")}
+    assert causes == {("client-2", "ClientAppCrashed", "the process died (tried 2 times)")}
+    tries = [m for m in grid.tasks() if m.metadata.dst_node_id == 11]
+    assert len(tries) == 2 * 5
+
+
+def test_a_client_that_raises_is_reported_and_survived(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    grid.nodes[11]["path"] = str(tmp_path / "nowhere.npz")
+    config = make_config(unlearning=ONE_METHOD)
+    run_on(grid, config, tmp_path / "out")
+    failures = failures_of(tmp_path / "out")
+    assert len(failures) == 5
+    assert {(f["client_id"], f["error"]) for f in failures} == {("client-2", "DataError")}
+    assert "nowhere.npz: cannot be read" in failures[0]["cause"]
+
+
+def first_of(params: Params, change: Callable[[Any], Any]) -> Params:
+    (name, tensor), *_ = params.items()
+    return {**params, name: change(tensor)}
+
+
+WRONG: dict[str, Callable[[Params], Params]] = {
+    "nothing": lambda params: {},
+    "without its last": lambda params: dict(list(params.items())[:-1]),
+    "with one more": lambda params: {**params, "more": torch.zeros(1)},
+    "another type": lambda params: first_of(params, lambda t: t.double()),
+    "another shape": lambda params: first_of(params, lambda t: t[:-1]),
+    "turned": lambda params: first_of(params, lambda t: t.T.contiguous()),
+    "an ensemble too many": lambda params: {
+        **params,
+        **{name.replace("members.0.", "members.9."): t for name, t in params.items()},
+        "members.8.": torch.zeros(1),
+    },
+}
+
+
+def with_update(grid: Any, change: Callable[[Params], Params]) -> Callable[[Any], Any]:
+    """Return what lets a node answer tasks with other parameters than it should."""
+
+    def lie(message: Any) -> Any:
+        reply = grid.carry_out(message)
+        if message.metadata.message_type.startswith("train."):
+            answer = wire.decode_reply(reply.content)
+            if isinstance(answer, wire.Answer):
+                update = replace(answer.update, params=change(answer.update.params))
+                content = wire.encode_answer(replace(answer, update=update))
+                return Message(content, reply_to=message)
+        return reply
+
+    return lie
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_an_update_that_is_no_such_model_is_a_failure_and_survived(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, wrong: str
+) -> None:
+    grid.faults[11] = with_update(grid, WRONG[wrong])
+    run_on(grid, make_config(unlearning={"methods": ["goldfish", "sisa"]}), tmp_path / "out")
+    failures = failures_of(tmp_path / "out")
+    assert {(f["client_id"], f["error"]) for f in failures} == {("client-2", "WireError")}
+    assert all(f["cause"].startswith("the update") for f in failures)
+    assert len(failures) == 3 + 2 + 1, "SISA's deletion asks client-1 alone"
+
+
+def test_an_ensemble_may_lack_the_members_of_empty_shards(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """With more shards than samples some have no member, and the others are numbered anew."""
+    config = make_config(unlearning={"methods": ["sisa"], "sisa": {"sisa_shards": 60}})
+    models_on_both(grid, config, tmp_path)
+    assert failures_of(tmp_path / "flower") == []
+
+
+def test_a_client_that_returns_a_model_where_none_was_sent_is_a_failure(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    grid.faults[11] = with_update(grid, lambda params: params or {"model": torch.zeros(3)})
+    config = make_config(training={"shards": 2}, unlearning={"methods": ["retrain-tuned"]})
+    run_on(grid, config, tmp_path / "out")
+    assert [(f["client_id"], f["error"], f["cause"]) for f in failures_of(tmp_path / "out")] == [
+        ("client-2", "WireError", "the update has an unknown tensor 'model'")
+    ]
+
+
+def test_errors_that_a_retry_cannot_mend_end_the_run_as_in_process(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(training={"learning_rate": 1e9})
+    with pytest.raises(DivergenceError, match=r"Non-finite loss on client-\d in round 1 of origin"):
+        run_on(grid, config, tmp_path / "diverged")
+    grid.nodes[11] |= {"client-id": "client-2", "wrong": 1}
+    del grid.nodes[11]["partition-id"]
+    with pytest.raises(QuorumError, match=r"node-config: unknown 'wrong'"):
+        run_on(grid, make_config(training={"quorum": 1.0}), tmp_path / "wrong")
+
+
+def test_a_late_client_is_left_out_and_takes_part_again(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Its answer to the first round never comes; the next round finds it, and its work, there."""
+    slow: list[Any] = []
+
+    def late_once(message: Any) -> Any:
+        reply = grid.carry_out(message)
+        if message.metadata.message_type.startswith("query.") or slow:
+            return reply
+        slow.append(reply)
+        return None
+
+    grid.faults[12] = late_once
+    config = make_config(unlearning=ONE_METHOD, flower={"timeout": 0.5})
+    run_on(grid, config, tmp_path / "out")
+    assert failures_of(tmp_path / "out") == [
+        {"client_id": "client-3", "error": "Timeout", "cause": "no answer within 0.5 s"}
+    ]
+
+
+def test_a_late_client_is_reported_with_what_went_wrong_before(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    tries = itertools.count(1)
+
+    def crash_then_stay_silent_once(message: Any) -> Any:
+        if message.metadata.message_type.startswith("query."):
+            return grid.carry_out(message)
+        number = next(tries)
+        if number == 1:
+            return Message(Error(8, "out of memory"), reply_to=message)
+        return None if number == 2 else grid.carry_out(message)
+
+    grid.faults[12] = crash_then_stay_silent_once
+    run_on(grid, make_config(unlearning=ONE_METHOD, flower={"timeout": 0.5}), tmp_path / "out")
+    (failure,) = failures_of(tmp_path / "out")
+    assert failure["error"] == "Timeout"
+    assert failure["cause"] == "no answer within 0.5 s after ClientAppCrashed: out of memory"
+
+
+def test_a_node_that_dies_late_in_a_round_has_the_whole_patience_to_come_back(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """It is asked again who it is; the round's first seconds, when it was there, do not count."""
+    died: list[float] = []
+
+    def dies_once_and_answers_slowly(message: Any) -> Any:
+        if not died and message.metadata.message_type.startswith("train."):
+            time.sleep(0.8)
+            died.append(time.monotonic())
+            return Message(Error(5, "Node unavailable"), reply_to=message)
+        if died and time.monotonic() - died[0] < 0.2:
+            return grid.hold_back(message)
+        return grid.carry_out(message)
+
+    grid.faults[11] = dies_once_and_answers_slowly
+    run_on(grid, make_config(unlearning=ONE_METHOD, flower={"patience": 0.7}), tmp_path / "out")
+    assert died
+    assert failures_of(tmp_path / "out") == []
+
+
+def test_a_client_that_is_not_there_is_a_failure_down_to_the_quorum(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    del grid.nodes[12]
+    config = make_config(unlearning=ONE_METHOD)
+    run_on(grid, config, tmp_path / "out")
+    assert {(f["client_id"], f["error"], f["cause"]) for f in failures_of(tmp_path / "out")} == {
+        ("client-3", "NotConnected", "no node said within 0.2 s that it is client-3")
+    }
+    with pytest.raises(QuorumError, match="Only 2 of 3 clients answered in round 1 of origin"):
+        run_on(grid, make_config(training={"quorum": 1.0}), tmp_path / "quorum")
+
+
+def test_a_client_that_stays_away_is_waited_for_once(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """One that is away for a day must not cost every round of that day its patience."""
+    del grid.nodes[12]
+    begin = time.monotonic()
+    run_on(grid, make_config(unlearning=ONE_METHOD, flower={"patience": 2.0}), tmp_path / "out")
+    assert time.monotonic() - begin >= 2.0, "it is waited for before the first round"
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    rounds = [json.loads(line)["seconds"] for line in lines]
+    assert len(rounds) == 5
+    assert max(rounds) < 2.0
+
+
+def test_a_client_that_comes_back_as_another_node_is_found(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Its old number stays listed for a while, as that of a killed node does."""
+    config = make_config(unlearning=ONE_METHOD, training={"shards": 2})
+
+    def dies(message: Any) -> Any:
+        if message.metadata.message_type.startswith("query."):
+            return grid.carry_out(message)
+        grid.nodes[21] = grid.nodes[11]
+        return None
+
+    grid.faults[11] = dies
+    models_on_both(grid, config, tmp_path)
+    assert failures_of(tmp_path / "flower") == []
+
+
+def test_two_nodes_that_claim_one_client_are_refused_in_words(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    grid.nodes[12] |= {"partition-id": 1}
+    with pytest.raises(ConfigError, match=r"the nodes 11 and 12 both say that they are client-2"):
+        run_on(grid, make_config(), tmp_path / "out")
+
+
+def test_a_node_with_a_new_disk_beside_its_old_number_is_no_twin(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The old number stays listed for a while, but nobody answers there any more."""
+    rounds = itertools.count(1)
+
+    def watch(message: Any) -> Any:
+        if message.metadata.message_type.startswith("train."):
+            index = next(rounds)
+            if index == 2:
+                grid.nodes[21] = {**grid.nodes[11], "state-dir": str(tmp_path / "state" / "new")}
+                grid.faults[11] = lambda _: None
+            if index == 4:
+                del grid.nodes[11]
+        return grid.carry_out(message)
+
+    grid.faults[10] = watch
+    config = make_config(unlearning=ONE_METHOD, flower={"timeout": 1.5})
+    run_on(grid, config, tmp_path / "out")
+    failures = failures_of(tmp_path / "out")
+    assert [f["error"] for f in failures[:2]] == ["Timeout", "NotConnected"]
+    assert "the nodes 11 and 21 have said that they are client-2" in failures[1]["cause"]
+    assert carried_out(tmp_path / "state" / "new")
+
+
+def test_a_node_that_was_mended_takes_part_in_the_next_round(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """A node with a key keeps its number when it is started again with other settings."""
+    right = dict(grid.nodes[12])
+    grid.nodes[12] |= {"colour": "blue"}
+
+    rounds = itertools.count(1)
+
+    def mend(message: Any) -> Any:
+        if message.metadata.message_type.startswith("train.") and next(rounds) == 2:
+            grid.nodes[12] = right
+        return grid.carry_out(message)
+
+    grid.faults[10] = mend
+    run_on(grid, make_config(unlearning=ONE_METHOD), tmp_path / "out")
+    (failure,) = failures_of(tmp_path / "out")
+    assert (failure["client_id"], failure["error"]) == ("client-3", "NotConnected")
+    assert "one node is no client: node-config: unknown 'colour'" in failure["cause"]
+
+
+def test_another_version_is_refused_in_words(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldfish.flower.client_app.__version__", "9.9")
+    with pytest.raises(QuorumError, match=r"has Goldfish 9.9, the server .*install the same"):
+        run_on(grid, make_config(), tmp_path / "out")
+
+
+def test_the_teacher_travels_once_and_again_to_a_new_disk(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    rounds: list[int] = []
+
+    def new_disk(message: Any) -> Any:
+        if message.metadata.message_type == "train.goldfish":
+            rounds.append(1)
+            if len(rounds) == 2:
+                grid.nodes[11]["state-dir"] = str(tmp_path / "state" / "new")
+        return grid.carry_out(message)
+
+    grid.faults[11] = new_disk
+    config = make_config(unlearning={**ONE_METHOD, "rounds": 4})
+    models_on_both(grid, config, tmp_path)
+
+    def teachers(node: int) -> list[int]:
+        asked = [m for m in grid.tasks() if m.metadata.message_type == "train.goldfish"]
+        return [
+            sum(name.startswith("constant:") for name in m.content.array_records)
+            for m in asked
+            if m.metadata.dst_node_id == node
+        ]
+
+    assert teachers(10) == [1, 0, 0, 0]
+    assert teachers(11) == [1, 0, 1, 0, 0]
+    assert failures_of(tmp_path / "flower") == []
+
+
+def everything_sent(grid: Any) -> list[Any]:
+    return [m.content for m in (*grid.sent, *grid.replies) if m.has_content()]
+
+
+def as_bytes(images: Path) -> list[bytes]:
+    """Return every image as it might leave: as it is kept, as numbers, and as a model sees it."""
+    pixels = np.load(images)["x_train"]
+    inputs, _ = load_half("npz", images, "train")[0].batch(torch.arange(len(pixels)))
+    forms = (pixels, pixels.astype(np.float32), inputs.numpy())
+    return [image.tobytes() for form in forms for image in form]
+
+
+@pytest.mark.parametrize("data", ["shared", "own"])
+def test_no_sample_and_no_label_leaves_its_client(
+    grid: Any, request: pytest.FixtureRequest, tmp_path: Path, images: Path, data: str
+) -> None:
+    """Every message of a run, in full: models, ids, settings and counts, and nothing else."""
+    tables: dict[str, Any] = {"unlearning": ONE_METHOD, "training": {"shards": 2}}
+    if data == "own":
+        request.getfixturevalue("wards")
+        asked = tmp_path / "ids.txt"
+        asked.write_text("".join(f"ward-a ward-a-{n}\n" for n in range(12)))
+        tables["deletion"] = {"samples": str(asked)}
+    make = request.getfixturevalue("make_own" if data == "own" else "make_config")
+    run_on(grid, make(**tables), tmp_path / "out")
+    model = load_checkpoint(tmp_path / "out" / "checkpoints" / "origin.safetensors").params
+    pixels = as_bytes(images)
+    assert len(everything_sent(grid)) > 30
+    for content in everything_sent(grid):
+        assert not content.metric_records
+        for name, record in content.array_records.items():
+            assert name in ("array:model", "params") or name.startswith("constant:")
+            filed = record is content.array_records.get("params") and data == "own"
+            sizes = [num_bytes(model), 0] if filed else [num_bytes(model)]  # filing needs no model
+            assert all(len(array.data) in sizes for array in record.values())
+            assert not any(image in array.data for image in pixels for array in record.values())
+        told = {name: set(record) for name, record in content.config_records.items()}
+        for name, keys in told.items():
+            assert keys <= TOLD[name]
+        if "update" in told:
+            metrics = json.loads(str(content.config_records["update"]["metrics"]))
+            assert set(metrics) == {"loss", "steps", "samples"}
+            assert all(type(value) in (int, float) for value in metrics.values())
+    (requests,) = {
+        m.content.config_records["task"]["requests"]
+        for m in grid.tasks()
+        if m.metadata.message_type == "train.goldfish" and m.metadata.dst_node_id == 10
+    }
+    (removal,) = json.loads(str(requests))
+    assert set(removal) == {"client_id", "sample_ids", "class_label"}
+    assert removal["class_label"] is None
+    assert len(removal["sample_ids"]) == 12
+
+
+TOLD = {
+    "task": {
+        "honoured",
+        *("id", "run", "client", "step", "threads", "config", "requests", "constants", "setup"),
+        "manifests",
+    },
+    "setup": {"text"},
+    "update": {"id", "client", "examples", "metrics", "kept", "manifests"},
+    "identity": {"client_id", "store", "version"},
+}
+
+
+def test_a_round_with_much_to_keep_gives_the_same_bits(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The updates wait in a file; the server's memory does not grow with its clients."""
+    kept: list[Params] = []
+    put = Spool.put
+
+    def watched(spool: Spool, params: Params) -> Params:
+        kept.append(put(spool, params))
+        return kept[-1]
+
+    config = make_config(
+        training={"shards": 2}, unlearning={"methods": ["goldfish", "sisa", "retrain-tuned"]}
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr("goldfish.federation.spool.IN_MEMORY", 0)
+        patched.setattr(Spool, "put", watched)
+        run_on(grid, config, tmp_path / "flower")
+    in_process(config, tmp_path / "here")
+    assert models_of(tmp_path / "flower") == models_of(tmp_path / "here")
+    assert len(kept) > 3 * 3
+
+
+def test_the_bytes_on_the_wire_match_the_bytes_that_are_counted(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(
+        model={"options": {"hidden": 2000}}, unlearning={"methods": ["goldfish", "retrain"]}
+    )
+    made = []
+
+    def remember(*arguments: Any) -> FlowerFederation:
+        federation = engine_on(grid, config)(*arguments)
+        assert isinstance(federation, FlowerFederation)
+        made.append(federation)
+        return federation
+
+    for _ in run_experiment(config, tmp_path / "out", MACHINE, engine=remember):
+        pass
+    lines = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    counted = sum(json.loads(line)["bytes_sent"] for line in lines)
+    assert counted < made[0].bytes_on_wire < 1.05 * counted
+
+
+def test_what_clients_keep_is_counted_as_in_process(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(
+        training={"shards": 3}, unlearning={"methods": ["goldfish", "sisa", "retrain-tuned"]}
+    )
+    run_on(grid, config, tmp_path / "flower")
+    in_process(config, tmp_path / "here")
+
+    def kept(run: Path) -> list[Any]:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        return [(r["phase"], r["round"], r["bytes_kept"]) for r in map(json.loads, lines)]
+
+    assert kept(tmp_path / "flower") == kept(tmp_path / "here")
+    assert any(size for _, _, size in kept(tmp_path / "here"))

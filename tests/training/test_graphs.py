@@ -1,0 +1,358 @@
+"""Recorded steps, with a recorder that needs no GPU: it keeps the work and does it again.
+
+What a GPU adds to this is in tests/engines/test_gpu.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from goldfish import params as P  # noqa: N812
+from goldfish.data import RandomCropFlip, Subset, TensorExamples
+from goldfish.settings import TrainingSettings
+from goldfish.training import graphs
+from goldfish.training.batches import (
+    Batch,
+    Draw,
+    Feed,
+    Transform,
+    plain_feed,
+    taught_feed,
+    with_removed,
+)
+from goldfish.training.fit import cross_entropy_objective, fit
+from goldfish.training.graphs import ROWS, Pace, Repeat, Replay, allow_recording
+from goldfish.training.sgd import Sgd, TrainingStep
+from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
+
+CPU = torch.device("cpu")
+
+
+class Again:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+class Recordings:
+    """Counts what was recorded, and refuses when told to."""
+
+    def __init__(self, refusal: str | None = None) -> None:
+        self.count = 0
+        self.refusal = refusal
+
+    def __call__(self, work: Callable[[], None]) -> Again:
+        self.count += 1
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
+        return Again(work)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Steps:
+    """Notes what is taken, and how many of them were counted from outside."""
+
+    def __init__(self) -> None:
+        self.taken: list[list[int]] = []
+        self.counted = 0
+
+    def __call__(self, draw: Draw) -> None:
+        self.taken.append(draw.positions.tolist())
+
+    @contextmanager
+    def practice(self) -> Iterator[None]:
+        before = list(self.taken)
+        yield
+        assert len(self.taken) > len(before)
+        self.taken = before
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def count(self, steps: int) -> None:
+        self.counted += steps
+
+
+def draws(count: int) -> Draw:
+    return Draw(torch.stack([torch.tensor([place, -place]) for place in range(count)]))
+
+
+@pytest.mark.parametrize("count", [1, 9, ROWS, ROWS + 1, 2 * ROWS + 50])
+def test_every_draw_is_taken_once_and_in_order(count: int) -> None:
+    steps, record = Steps(), Recordings()
+    replay = Replay(steps, record, Pace(CPU))
+    replay.run(draws(count))
+    replay.run(draws(2))
+    expected = [[place, -place] for place in range(count)]
+    assert steps.taken == [*expected, [0, 0], [1, -1]]
+    assert steps.counted == count + 2
+    assert record.count == 1
+
+
+def test_a_step_that_cannot_be_recorded_is_taken_step_by_step() -> None:
+    steps, record = Steps(), Recordings("operation not permitted\nand more")
+    replay = Replay(steps, record, Pace(CPU))
+    for _ in range(2):
+        replay.run(draws(20))
+    assert [first for first, _ in steps.taken] == [*range(20), *range(20)]
+    assert steps.counted == 0, "each counted itself"
+    assert record.count == 1, "it is not tried again"
+    assert replay.refusal == "operation not permitted"
+
+
+def images(count: int, seed: int) -> TensorExamples:
+    generator = seeded(seed)
+    pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 4, (count,), generator=generator)
+    return TensorExamples(pixels, labels, mean=[0.5], std=[0.3])
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+
+
+def goldfish_feed(
+    examples: TensorExamples,
+    transform: Transform | None,
+    teacher: nn.Module | Tensor,
+    temperature: float = 2.5,
+) -> tuple[Feed, int, torch.Generator]:
+    order = seeded(11)
+    retained, removed = Subset(examples, range(30, 215)), Subset(examples, range(30))
+    known = teacher
+    if isinstance(teacher, nn.Module) and transform is None:
+        known = teacher.eval()(retained.batch(torch.arange(185))[0]).detach()
+    feed = taught_feed(plain_feed(retained, CPU, order, transform), known, temperature)
+    return with_removed(feed, removed, 7, seeded(12)), len(retained), order
+
+
+@pytest.mark.parametrize("transform", [None, RandomCropFlip(2)])
+def test_recorded_training_is_the_plain_one(transform: Transform | None) -> None:
+    """The whole Goldfish step, with partial batches of both kinds.
+
+    Twice, with two step sizes and two temperatures: the second training replays the first one's.
+    """
+    examples, teacher = images(215, 0), network()
+    plain, recorded = network(), network()
+    record = Recordings()
+    allow_recording(recorded, record)
+    objective = GoldfishObjective(GoldfishSettings())
+    settings = TrainingSettings(batch_size=10, local_epochs=2, weight_decay=0.01)
+    for rate, temperature in ((0.05, 2.5), (0.01, 1.2)):
+        outcomes = []
+        for model in (plain, recorded):
+            feed, count, order = goldfish_feed(examples, transform, teacher, temperature)
+            outcomes.append(
+                fit(model, count, feed, objective, settings, learning_rate=rate, generator=order)
+            )
+        assert outcomes[0].steps == outcomes[1].steps == 38
+        assert outcomes[0].samples == outcomes[1].samples
+        assert outcomes[1].epoch_risks == pytest.approx(outcomes[0].epoch_risks, abs=1e-5)
+    assert record.count > 0
+    ours, theirs = P.params_of(recorded), P.params_of(plain)
+    assert P.distance(theirs, P.params_of(network())) > 0.1, "something was learned"
+    for name, expected in theirs.items():
+        assert torch.allclose(ours[name], expected, rtol=0, atol=1e-5), name
+
+
+def batchnorm_step(momentum: float | None) -> tuple[nn.BatchNorm1d, TrainingStep]:
+    norm = nn.BatchNorm1d(4, momentum=momentum)
+    model = nn.Sequential(norm, nn.Linear(4, 3))
+    return norm, TrainingStep(model, cross_entropy_objective, Sgd(), 0.1)
+
+
+def test_the_counters_of_batchnorm_can_be_kept_from_outside() -> None:
+    norm, step = batchnorm_step(0.1)
+    batch = Batch(torch.randn(5, 4, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1]))
+    step(lambda: batch)
+    with step.uncounted():
+        step(lambda: batch)
+        assert norm.num_batches_tracked is None
+    step.count(7)
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == 8
+
+
+class Forgetful(nn.Module):
+    """Draws random numbers, and counts in a buffer that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.get_buffer("seen").add_(1)
+        dropped: Tensor = nn.functional.dropout(self.layer(inputs), 0.5, training=True)
+        return dropped
+
+
+def test_practice_takes_back_random_numbers_velocities_and_all_buffers() -> None:
+    batch = Batch(torch.randn(5, 4, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1]))
+    found = []
+    for practised in (False, True):
+        torch.manual_seed(5)
+        model = Forgetful()
+        step = TrainingStep(model, cross_entropy_objective, Sgd(), 0.1)
+        step(lambda: batch)
+        if practised:
+            with step.practice():
+                step(lambda: batch)
+        step(lambda: batch)
+        assert model.get_buffer("seen").item() == 2
+        found.append(P.digest(P.params_of(model)))
+    assert found[0] == found[1]
+
+
+def test_practice_leaves_no_trace() -> None:
+    norm, step = batchnorm_step(0.1)
+    batch = Batch(torch.randn(5, 4, generator=seeded(1)), torch.tensor([0, 1, 2, 0, 1]))
+    step(lambda: batch)
+    before, sums = P.params_of(step.model), step.sums.clone()
+    with step.practice():
+        step(lambda: batch)
+        assert P.distance(P.params_of(step.model), before) > 0
+    assert P.digest(P.params_of(step.model)) == P.digest(before)
+    assert torch.equal(step.sums, sums)
+    assert norm.num_batches_tracked is not None
+    assert norm.num_batches_tracked.item() == 1
+
+
+def test_a_batchnorm_whose_momentum_is_its_counter_cannot_be_recorded() -> None:
+    _, step = batchnorm_step(None)
+    with pytest.raises(RuntimeError, match="averages over all batches"), step.uncounted():
+        pass
+
+
+def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
+    examples, model = images(215, 0), network()
+    record = Recordings()
+    allow_recording(model, record)
+    settings = TrainingSettings(batch_size=10)
+    counts = []
+    for weight, temperature in (
+        (1.0, 2.5),
+        (1.0, 3.0),
+        (1.0, 2.0),
+        (1.0, 1.5),
+        (2.0, 2.5),
+        (1.0, 2.5),
+    ):
+        feed, count, order = goldfish_feed(examples, None, network(), temperature)
+        objective = GoldfishObjective(GoldfishSettings(mu_d=weight))
+        fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+        counts.append(record.count)
+    assert 0 < counts[3] < counts[4] == counts[5]
+
+
+class Moody(nn.Module):
+    """Notes in which mode it is asked, and fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+        self.modes: list[bool] = []
+        self.fails = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.modes.append(self.training)
+        if self.fails:
+            raise RuntimeError("no memory left")
+        logits: Tensor = self.layer(inputs.flatten(1))
+        return logits
+
+
+def test_what_is_recorded_after_a_failure_is_a_training_step() -> None:
+    model = Moody()
+    allow_recording(model, Recordings())
+
+    def train() -> None:
+        feed = plain_feed(images(40, 0), CPU, seeded(11))
+        settings = TrainingSettings(batch_size=10)
+        objective = cross_entropy_objective
+        fit(model, 40, feed, objective, settings, learning_rate=0.01, generator=seeded(11))
+
+    with pytest.raises(RuntimeError, match="no memory left"):
+        train()
+    model.eval()
+    model.fails = False
+    train()
+    assert all(model.modes)
+
+
+def test_a_gpu_is_given_so_many_steps_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks after 16, 32, 48 steps; at the second the first one is waited for, and so on."""
+    noted: list[str] = []
+
+    def work_given(_device: torch.device) -> Callable[[], None]:
+        mark = f"after {len(steps)}"
+        noted.append(mark)
+        return lambda: noted.append(f"waited for {mark}")
+
+    monkeypatch.setattr(graphs, "work_given", work_given)
+    pace, steps = Pace(CPU), list[int]()
+    pace.start()
+    for step in range(50):
+        steps.append(step)
+        pace.step()
+    assert noted == [
+        "after 16",
+        "after 32",
+        "waited for after 16",
+        "after 48",
+        "waited for after 32",
+    ]
+
+
+def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    graphs._log_once.cache_clear()
+    examples, model = images(215, 0), network()
+    allow_recording(model, Recordings("a branch on values"))
+    settings = TrainingSettings(batch_size=10, local_epochs=2)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            feed, count, order = goldfish_feed(examples, None, network())
+            objective = GoldfishObjective(GoldfishSettings())
+            fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+    assert [record.getMessage() for record in caplog.records] == [
+        "The training step of Sequential cannot be recorded as a CUDA graph (a branch on values): "
+        "it trains step by step, which is slower and gives the same result."
+    ]
+
+
+def test_recordings_end_with_their_model() -> None:
+    model = network()
+    allow_recording(model, Recordings())
+    feed, count, order = goldfish_feed(images(215, 0), None, network())
+    objective = GoldfishObjective(GoldfishSettings())
+    settings = TrainingSettings(batch_size=10)
+    fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("refusal", [None, "a branch on values"])
+def test_repeated_work_reads_its_tensors_anew(refusal: str | None) -> None:
+    source = torch.zeros(2)
+    record = Recordings(refusal)
+    repeat = Repeat(lambda: source + 1, record)
+    found = []
+    for value in (1.0, 2.0, 3.0):
+        source.fill_(value)
+        found.append(repeat())
+    assert [result.tolist() for result in found] == [[2, 2], [3, 3], [4, 4]]
+    assert record.count == 1

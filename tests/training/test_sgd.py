@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from goldfish.errors import ConfigError
+from goldfish.training.fit import cross_entropy_objective
+from goldfish.training.sgd import FusedSgd, Sgd, TrainingStep
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_sgd_has_the_bits_of_pytorchs(momentum: float, weight_decay: float) -> None:
+    """Also where a weight has no gradient in some steps."""
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(7, 5, generator=generator), torch.randn(9, generator=generator)]
+    ours = [nn.Parameter(t.clone()) for t in start]
+    theirs = [nn.Parameter(t.clone()) for t in start]
+    own = FusedSgd(ours, Sgd(momentum, weight_decay), 0.1)
+    reference = torch.optim.SGD(
+        theirs, lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True
+    )
+    for step in range(6):
+        own.zero_grad()
+        reference.zero_grad()
+        for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            if place == 0 or step % 2 == 0:
+                a.grad = torch.randn(a.shape, generator=generator)
+                b.grad = a.grad.clone()
+        own.step()
+        reference.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert not torch.equal(ours[1], start[1])
+
+
+def test_a_training_does_not_import_pytorchs_compiler() -> None:
+    """It takes a second, and a client's process on Flower lives for one round."""
+    code = """
+import sys, torch, goldfish
+from goldfish.data import TensorExamples
+data = TensorExamples(torch.randn(8, 4), torch.arange(8) % 2)
+federation = goldfish.InProcess([goldfish.Client("a", data)], lambda: torch.nn.Linear(4, 2))
+goldfish.train(federation, rounds=1)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_a_cpu_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'precision = "bf16" is for a CUDA GPU'):
+        TrainingStep(nn.Linear(2, 2), cross_entropy_objective, Sgd(precision="bf16"), 0.1)
