@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError
-from goldfish.federation.in_process import _homes, _room
+from goldfish.federation.in_process import _pin, _pool
 from goldfish.params import digest
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, DeletionRequest
@@ -175,10 +175,12 @@ def test_an_unknown_device_is_refused_in_words(
         goldfish.InProcess(make_clients(), small_net, device="tpu")
 
 
-def test_homes_share_the_data_evenly(make_clients: MakeClients, small_net: type[nn.Module]) -> None:
+def test_pinned_clients_share_the_data_evenly(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
     """60 samples and 20 for the first two clients; 20, 20 and 10 then go where there is less."""
     clients = make_clients((60, 20, 20, 20, 10))
-    first, second = (_room([LocalWorkspace(small_net)]) for _ in range(2))
-    homes = _homes(clients, [first, second])
-    assert list(homes) == [client.id for client in clients]
-    assert list(homes.values()) == [first, second, second, second, first]
+    first, second = (_pool([LocalWorkspace(small_net)]) for _ in range(2))
+    pinned = _pin(clients, [first, second])
+    assert list(pinned) == [client.id for client in clients]
+    assert list(pinned.values()) == [first, second, second, second, first]

@@ -400,7 +400,7 @@ def test_two_nodes_that_claim_one_client_are_refused_in_words(
         run_on(grid, make_config(), tmp_path / "out")
 
 
-def test_a_node_with_a_new_disk_beside_its_old_number_is_no_twin(
+def test_a_node_with_a_new_disk_beside_its_old_number_is_no_rival(
     grid: Any, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     """The old number stays listed for a while, but nobody answers there any more."""

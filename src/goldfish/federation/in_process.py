@@ -107,10 +107,10 @@ class InProcess:
             LocalWorkspace(self.model, device, graphs=graphs, compiled=compiled)
             for _ in range(self.workers)
         ]
-        self._anywhere = _room(workspaces)
+        self._shared = _pool(workspaces)
         # What is recorded of a client's training on a GPU can be replayed where it was recorded.
-        rooms = [_room([workspace]) for workspace in workspaces]
-        self._homes = _homes(self._clients.values(), rooms) if kind == "cuda" else {}
+        pools = [_pool([workspace]) for workspace in workspaces]
+        self._pinned = _pin(self._clients.values(), pools) if kind == "cuda" else {}
         self._executor: ThreadPoolExecutor | None = None
         self._split: dict[str, tuple[_Asked, Client]] = {}
         self._global_draws: bool | None = None
@@ -168,11 +168,11 @@ class InProcess:
         )
 
     def _jobs(self, tasks: Sequence[Task]) -> list[_Job]:
-        """Return what workers do: one task after the other where they have a home, else one."""
-        jobs: dict[_Room | int, _Job] = {}
+        """Return what workers do: all tasks of the clients pinned to a workspace, else one task."""
+        jobs: dict[_Pool | int, _Job] = {}
         for place, task in enumerate(tasks):
-            home = self._homes.get(task.client_id)
-            job = jobs.setdefault(home or place, _Job(home or self._anywhere, []))
+            pinned = self._pinned.get(task.client_id)
+            job = jobs.setdefault(pinned or place, _Job(pinned or self._shared, []))
             job.tasks.append((place, task))
         return list(jobs.values())
 
@@ -183,7 +183,7 @@ class InProcess:
         spool: Spool | None,
         end: threading.Event,
     ) -> list[tuple[int, Update | Failure]]:
-        workspace = job.room.get()  # a round that was interrupted may still be at work there
+        workspace = job.free.get()  # a round that was interrupted may still be at work there
         try:
             return [
                 (place, self._answer(task, steps, workspace, spool))
@@ -191,7 +191,7 @@ class InProcess:
                 if not end.is_set()
             ]
         finally:
-            job.room.put(workspace)
+            job.free.put(workspace)
 
     def _answer(
         self,
@@ -259,30 +259,30 @@ class InProcess:
 _Asked: TypeAlias = tuple[tuple[DeletionRequest, ...], tuple[DeletionRequest, ...], frozenset[str]]
 """By what a client's data is split: requests now, earlier ones, and its tombstones."""
 
-_Room: TypeAlias = queue.SimpleQueue[LocalWorkspace]
-"""Workspaces that nobody works in."""
+_Pool: TypeAlias = queue.SimpleQueue[LocalWorkspace]
+"""Workspaces that no worker uses at the moment."""
 
 
 class _Job(NamedTuple):
     """Tasks, with their places among all, that one worker does one after the other."""
 
-    room: _Room
+    free: _Pool
     tasks: list[tuple[int, Task]]
 
 
-def _room(workspaces: Iterable[LocalWorkspace]) -> _Room:
-    room: _Room = queue.SimpleQueue()
+def _pool(workspaces: Iterable[LocalWorkspace]) -> _Pool:
+    pool: _Pool = queue.SimpleQueue()
     for workspace in workspaces:
-        room.put(workspace)
-    return room
+        pool.put(workspace)
+    return pool
 
 
-def _homes(clients: Iterable[Client], rooms: Sequence[_Room]) -> dict[str, _Room]:
-    """Return a room for each client, so that all have about as much data to train on."""
-    loads = [(0, place) for place in range(len(rooms))]
-    homes = {}
+def _pin(clients: Iterable[Client], pools: Sequence[_Pool]) -> dict[str, _Pool]:
+    """Pin each client to one pool, so that all pools have about as much data to train on."""
+    loads = [(0, place) for place in range(len(pools))]
+    pinned = {}
     for client in clients:
         load, place = heapq.heappop(loads)
-        homes[client.id] = rooms[place]
+        pinned[client.id] = pools[place]
         heapq.heappush(loads, (load + len(client.retained), place))
-    return homes
+    return pinned

@@ -175,7 +175,7 @@ class FlowerFederation:
         return wire.Order(self._run_id, task, self._setups[task.client_id], self.threads)
 
     def _look_for_nodes(self) -> None:
-        """Find out which nodes are there, and ask new ones and twins who they are."""
+        """Find out which nodes are there, and ask new ones and rivals who they are."""
         now = time.monotonic()
         if now - self._looked < NODES_EVERY:
             return
@@ -183,9 +183,9 @@ class FlowerFederation:
         there = set(self._grid.get_node_ids())
         self._nodes = {node: who for node, who in self._nodes.items() if node in there}
         self._asked = {message: node for message, node in self._asked.items() if node in there}
-        twins = {node for client_id in self._setups for node in self._twins(client_id)}
-        self._sure &= twins
-        unsure = (there - self._nodes.keys()) | (twins - self._sure)
+        rivals = {node for client_id in self._setups for node in self._rivals(client_id)}
+        self._sure &= rivals
+        unsure = (there - self._nodes.keys()) | (rivals - self._sure)
         for node in sorted(unsure - set(self._asked.values())):
             message = self._push(RecordDict(), node, wire.IDENTIFY, self._settings.timeout)
             if message is not None:
@@ -221,7 +221,7 @@ class FlowerFederation:
         """Return the node that is a client; two different ones are an error in the end."""
         own = self._nodes_of(client_id)
         # One store: a node that came back while its old number is still listed. The newest counts.
-        return list(own)[-1] if own and not self._twins(client_id) else None
+        return list(own)[-1] if own and not self._rivals(client_id) else None
 
     def _nodes_of(self, client_id: str) -> Mapping[int, wire.Identity]:
         return {
@@ -230,10 +230,11 @@ class FlowerFederation:
             if isinstance(who, wire.Identity) and who.client_id == client_id
         }
 
-    def _twins(self, client_id: str) -> list[int]:
-        """Return the nodes of a client when they have stores of their own.
+    def _rivals(self, client_id: str) -> list[int]:
+        """Return the rival nodes of a client: nodes that say they are it, with different stores.
 
-        One may be gone, and listed for a while yet: what counts is who says it once more.
+        One of them may be gone, and still be listed for a while. So each is asked again, and a
+        node that answers again is surely there.
         """
         own = self._nodes_of(client_id)
         return list(own) if len({who.store for who in own.values()}) > 1 else []
@@ -272,7 +273,7 @@ class FlowerFederation:
         elif node in self._nodes:
             self._sure.add(node)
         self._nodes[node] = who
-        if isinstance(who, wire.Identity) and set(self._twins(who.client_id)) - self._sure:
+        if isinstance(who, wire.Identity) and set(self._rivals(who.client_id)) - self._sure:
             self._looked = 0.0  # they are asked again at once
 
     def _settle(self, job: _Job, reply: Message) -> None:
@@ -345,16 +346,16 @@ class FlowerFederation:
 
     def _fail_alone(self, job: _Job) -> None:
         """Say why there is no node to send the order to."""
-        twins = self._twins(job.client_id)
-        named = " and ".join(str(node) for node in twins)
-        if twins and self._sure.issuperset(twins):
+        rivals = self._rivals(job.client_id)
+        named = " and ".join(str(node) for node in rivals)
+        if rivals and self._sure.issuperset(rivals):
             job.fail(
                 "ConfigError",
                 f"the nodes {named} both say that they are {job.client_id}, with "
                 "states of their own: give each node a client-id of its own",
             )
             return
-        if twins:
+        if rivals:
             job.fail(
                 "NotConnected",
                 f"the nodes {named} have said that they are {job.client_id}, with states of their "
