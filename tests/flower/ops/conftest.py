@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -173,7 +174,7 @@ def trial(
 ) -> Iterator[Callable[..., Trial]]:
     """Return a function that makes a trial; its processes end with the test."""
     (tmp_path / "fragile.py").write_text(FRAGILE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(tmp_path)
 
