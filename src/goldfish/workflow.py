@@ -76,7 +76,7 @@ class Trained:
     history: Mapping[int, HistoryEntry] = field(default_factory=dict)
     """The rounds that were kept for methods that need them."""
     method: str | None = None
-    """The method whose own training this was; None for ordinary training."""
+    """The method whose own training this was; None for FedAvg."""
     memo: Mapping[str, Scalar] = field(default_factory=dict)
     """What the last round of the training remembered."""
     states: States | None = None
@@ -138,7 +138,7 @@ def train(
     if isinstance(keep_for, str):
         raise ConfigError(f"keep_for is a list of methods: write [{keep_for!r}].")
     if method is not None and keep_for:
-        raise ConfigError("keep_for goes with ordinary training: leave it or method out.")
+        raise ConfigError("keep_for goes with FedAvg training: leave it or method out.")
     if method is not None:
         chosen = method_named(method) if isinstance(method, str) else method
         checked, own = _divide(settings, TrainingSettings(), chosen)

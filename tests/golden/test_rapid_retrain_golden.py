@@ -14,7 +14,7 @@ from goldfish.methods.rapid_retrain import (
     fisher_scales,
 )
 from goldfish.settings import TrainingSettings
-from goldfish.training.batches import plain_feed
+from goldfish.training.batches import plain_batches
 from goldfish.training.fit import cross_entropy_objective, fit
 
 INPUTS = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
@@ -68,7 +68,7 @@ def test_one_step() -> None:
         fitted = fit(
             model,
             4,
-            plain_feed(data, torch.device("cpu"), order),
+            plain_batches(data, torch.device("cpu"), order),
             cross_entropy_objective,
             TrainingSettings(batch_size=4),
             learning_rate=0.1,

@@ -117,7 +117,7 @@ def test_several_ascents_are_averaged_by_the_number_of_removed_samples(
     assert digest(ascended.params) == digest(mean)
 
 
-def test_the_recovery_is_ordinary_training_from_the_ascended_model(
+def test_the_recovery_is_fedavg_from_the_ascended_model(
     trained: goldfish.Trained,
 ) -> None:
     plan = plan_for(trained, SAMPLES)

@@ -27,7 +27,7 @@ from goldfish.methods.rapid_retrain import (
 )
 from goldfish.params import digest, num_bytes, params_of
 from goldfish.settings import TrainingSettings
-from goldfish.training.batches import Batch, plain_feed
+from goldfish.training.batches import Batch, plain_batches
 from goldfish.training.fit import cross_entropy_objective, fit
 from goldfish.types import Client, DeletionRequest, Round
 from goldfish.workflow import unlearning_plan
@@ -300,7 +300,7 @@ def fitted(precondition: Any, **more: Any) -> str:
     fit(
         model,
         20,
-        plain_feed(data, torch.device("cpu"), order),
+        plain_batches(data, torch.device("cpu"), order),
         cross_entropy_objective,
         TrainingSettings(batch_size=5, local_epochs=2),
         learning_rate=0.1,

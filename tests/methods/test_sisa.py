@@ -411,9 +411,9 @@ def test_unlearning_uses_the_layout_of_the_training(
 
 def test_it_needs_its_own_training(trained: goldfish.Trained, make_clients: MakeClients) -> None:
     requests = DELETIONS["first slice"](make_clients(SIZES))
-    ordinary = goldfish.train(trained.federation, rounds=1)
+    fedavg = goldfish.train(trained.federation, rounds=1)
     with pytest.raises(goldfish.ConfigError, match="has a training of its own"):
-        unlearn(ordinary, requests)
+        unlearn(fedavg, requests)
     with pytest.raises(goldfish.ConfigError, match="what that remembered is missing"):
         unlearn(replace(trained, memo={}), requests)
 

@@ -14,7 +14,7 @@ from goldfish import params as P  # noqa: N812
 from goldfish.data import TensorExamples
 from goldfish.errors import DivergenceError
 from goldfish.settings import TrainingSettings
-from goldfish.training.batches import Batch, Feed, plain_feed
+from goldfish.training.batches import Batch, BatchSource, plain_batches
 from goldfish.training.fit import cross_entropy_objective, fit, predict
 from goldfish.training.sgd import Loss
 from goldfish.training.workspace import Ensemble, LocalWorkspace, count_members, join
@@ -45,14 +45,14 @@ def positions_seen(
     seen: list[list[int]] = []
     examples = points(count)
 
-    def feed(positions: Tensor) -> Batch:
+    def batches(positions: Tensor) -> Batch:
         seen.append(positions.tolist())
         return Batch(*examples.batch(positions))
 
     fit(
         nn.Linear(4, 3),
         count,
-        feed,
+        batches,
         cross_entropy_objective,
         settings,
         learning_rate=0.1,
@@ -131,7 +131,7 @@ def test_fit_is_the_slow_loop(slow: object, momentum: float, decay: float, epoch
     fitted = fit(
         fast,
         len(examples),
-        plain_feed(examples, CPU, generator),
+        plain_batches(examples, CPU, generator),
         cross_entropy_objective,
         settings,
         learning_rate=0.05,
@@ -180,7 +180,7 @@ def test_fit_takes_its_step_size_from_its_argument() -> None:
     fit(
         model,
         4,
-        plain_feed(points(4), CPU, seeded()),
+        plain_batches(points(4), CPU, seeded()),
         cross_entropy_objective,
         settings,
         learning_rate=1e-12,
@@ -200,7 +200,7 @@ def test_the_risk_of_an_epoch_is_the_mean_over_its_batches() -> None:
     fitted = fit(
         nn.Linear(4, 3),
         6,
-        plain_feed(points(6), CPU, seeded()),
+        plain_batches(points(6), CPU, seeded()),
         objective,
         TrainingSettings(batch_size=2),
         learning_rate=0.1,
@@ -213,14 +213,14 @@ def test_samples_of_removed_data_are_counted() -> None:
     """Two steps of 3 remaining and 2 removed samples: 10 samples processed."""
     examples = points(6)
 
-    def feed(positions: Tensor) -> Batch:
+    def batches(positions: Tensor) -> Batch:
         inputs, labels = examples.batch(positions)
         return Batch(inputs, labels, removed=(inputs[:2], labels[:2]))
 
     fitted = fit(
         nn.Linear(4, 3),
         6,
-        feed,
+        batches,
         cross_entropy_objective,
         TrainingSettings(batch_size=3),
         learning_rate=0.1,
@@ -245,7 +245,7 @@ def test_fit_draws_no_global_random_number() -> None:
     fit(
         model,
         12,
-        plain_feed(examples, CPU, seeded()),
+        plain_batches(examples, CPU, seeded()),
         cross_entropy_objective,
         TrainingSettings(batch_size=4),
         learning_rate=0.1,
@@ -279,7 +279,7 @@ def test_a_left_over_sample_trains_with_batch_norm() -> None:
     fitted = fit(
         network(),
         9,
-        plain_feed(points(9), CPU, seeded()),
+        plain_batches(points(9), CPU, seeded()),
         cross_entropy_objective,
         TrainingSettings(batch_size=4),
         learning_rate=0.1,
@@ -299,7 +299,7 @@ def test_stop_ends_the_training_early() -> None:
     fitted = fit(
         nn.Linear(4, 3),
         8,
-        plain_feed(points(8), CPU, seeded()),
+        plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
         TrainingSettings(batch_size=4, local_epochs=10),
         learning_rate=0.1,
@@ -327,7 +327,7 @@ def test_a_limit_of_steps_ends_the_training(
     fitted = fit(
         nn.Linear(4, 3),
         8,
-        plain_feed(points(8), CPU, seeded()),
+        plain_batches(points(8), CPU, seeded()),
         objective,
         TrainingSettings(batch_size=4, local_epochs=3),
         learning_rate=0.1,
@@ -354,7 +354,7 @@ def test_a_precondition_changes_the_gradients_of_a_step() -> None:
     fit(
         model,
         8,
-        plain_feed(points(8), CPU, seeded()),
+        plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
         TrainingSettings(batch_size=4, momentum=0),
         learning_rate=0.1,
@@ -381,7 +381,7 @@ def test_after_step_sees_the_stepped_model_and_ends_the_training() -> None:
     fitted = fit(
         model,
         8,
-        plain_feed(points(8), CPU, seeded()),
+        plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
         TrainingSettings(batch_size=4, local_epochs=3),
         learning_rate=0.1,
@@ -406,7 +406,7 @@ def test_a_loss_that_is_not_finite_is_an_error(bad: float, word: str) -> None:
         fit(
             nn.Linear(4, 3),
             8,
-            plain_feed(points(8), CPU, seeded()),
+            plain_batches(points(8), CPU, seeded()),
             objective,
             TrainingSettings(batch_size=4, local_epochs=5),
             learning_rate=0.1,
@@ -420,7 +420,7 @@ def test_fit_trains_in_training_mode() -> None:
     fit(
         model,
         8,
-        plain_feed(points(8), CPU, seeded()),
+        plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
         TrainingSettings(batch_size=4),
         learning_rate=0.1,
@@ -429,16 +429,16 @@ def test_fit_trains_in_training_mode() -> None:
     assert P.params_of(model)["1.num_batches_tracked"].item() == 2
 
 
-# Feeds.
+# Batches.
 
 
-def read(feed: Feed, positions: list[int]) -> Batch:
-    return feed(tensor(positions))
+def read(batches: BatchSource, positions: list[int]) -> Batch:
+    return batches(tensor(positions))
 
 
-def test_plain_feed_gives_inputs_and_labels_in_order() -> None:
+def test_plain_batches_gives_inputs_and_labels_in_order() -> None:
     examples = points(5)
-    batch = read(plain_feed(examples, CPU, seeded()), [3, 0])
+    batch = read(plain_batches(examples, CPU, seeded()), [3, 0])
     assert torch.equal(batch.inputs, examples.images[[3, 0]])
     assert torch.equal(batch.labels, examples.labels[[3, 0]])
     assert batch.teacher_logits is None
@@ -455,9 +455,9 @@ class AddNoise:
         return inputs + drawn[:, None]
 
 
-def test_plain_feed_transforms_inputs_with_its_generator() -> None:
+def test_plain_batches_transforms_inputs_with_its_generator() -> None:
     examples, generator = points(5), seeded(1)
-    batch = read(plain_feed(examples, CPU, generator, AddNoise()), [1, 2])
+    batch = read(plain_batches(examples, CPU, generator, AddNoise()), [1, 2])
     noise = torch.rand(2, generator=seeded(1))
     assert torch.equal(batch.inputs, examples.images[[1, 2]] + noise[:, None])
     assert torch.equal(batch.labels, examples.labels[[1, 2]])

@@ -21,11 +21,11 @@ from goldfish.settings import TrainingSettings
 from goldfish.training import graphs
 from goldfish.training.batches import (
     Batch,
+    BatchSource,
     Draw,
-    Feed,
     Transform,
-    plain_feed,
-    taught_feed,
+    plain_batches,
+    taught_batches,
     with_removed,
 )
 from goldfish.training.fit import cross_entropy_objective, fit
@@ -123,19 +123,19 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, 4))
 
 
-def goldfish_feed(
+def goldfish_batches(
     examples: TensorExamples,
     transform: Transform | None,
     teacher: nn.Module | Tensor,
     temperature: float = 2.5,
-) -> tuple[Feed, int, torch.Generator]:
+) -> tuple[BatchSource, int, torch.Generator]:
     order = seeded(11)
     retained, removed = Subset(examples, range(30, 215)), Subset(examples, range(30))
     known = teacher
     if isinstance(teacher, nn.Module) and transform is None:
         known = teacher.eval()(retained.batch(torch.arange(185))[0]).detach()
-    feed = taught_feed(plain_feed(retained, CPU, order, transform), known, temperature)
-    return with_removed(feed, removed, 7, seeded(12)), len(retained), order
+    batches = taught_batches(plain_batches(retained, CPU, order, transform), known, temperature)
+    return with_removed(batches, removed, 7, seeded(12)), len(retained), order
 
 
 @pytest.mark.parametrize("transform", [None, RandomCropFlip(2)])
@@ -153,9 +153,9 @@ def test_recorded_training_is_the_plain_one(transform: Transform | None) -> None
     for rate, temperature in ((0.05, 2.5), (0.01, 1.2)):
         outcomes = []
         for model in (plain, recorded):
-            feed, count, order = goldfish_feed(examples, transform, teacher, temperature)
+            batches, count, order = goldfish_batches(examples, transform, teacher, temperature)
             outcomes.append(
-                fit(model, count, feed, objective, settings, learning_rate=rate, generator=order)
+                fit(model, count, batches, objective, settings, learning_rate=rate, generator=order)
             )
         assert outcomes[0].steps == outcomes[1].steps == 38
         assert outcomes[0].samples == outcomes[1].samples
@@ -250,9 +250,9 @@ def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
         (2.0, 2.5),
         (1.0, 2.5),
     ):
-        feed, count, order = goldfish_feed(examples, None, network(), temperature)
+        batches, count, order = goldfish_batches(examples, None, network(), temperature)
         objective = GoldfishObjective(GoldfishSettings(mu_d=weight))
-        fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+        fit(model, count, batches, objective, settings, learning_rate=0.01, generator=order)
         counts.append(record.count)
     assert 0 < counts[3] < counts[4] == counts[5]
 
@@ -279,10 +279,10 @@ def test_what_is_recorded_after_a_failure_is_a_training_step() -> None:
     allow_recording(model, Recordings())
 
     def train() -> None:
-        feed = plain_feed(images(40, 0), CPU, seeded(11))
+        batches = plain_batches(images(40, 0), CPU, seeded(11))
         settings = TrainingSettings(batch_size=10)
         objective = cross_entropy_objective
-        fit(model, 40, feed, objective, settings, learning_rate=0.01, generator=seeded(11))
+        fit(model, 40, batches, objective, settings, learning_rate=0.01, generator=seeded(11))
 
     with pytest.raises(RuntimeError, match="no memory left"):
         train()
@@ -323,9 +323,9 @@ def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFix
     settings = TrainingSettings(batch_size=10, local_epochs=2)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            feed, count, order = goldfish_feed(examples, None, network())
+            batches, count, order = goldfish_batches(examples, None, network())
             objective = GoldfishObjective(GoldfishSettings())
-            fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+            fit(model, count, batches, objective, settings, learning_rate=0.01, generator=order)
     assert [record.getMessage() for record in caplog.records] == [
         "The training step of Sequential cannot be recorded as a CUDA graph (a branch on values): "
         "it trains step by step, which is slower and gives the same result."
@@ -335,10 +335,10 @@ def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFix
 def test_recordings_end_with_their_model() -> None:
     model = network()
     allow_recording(model, Recordings())
-    feed, count, order = goldfish_feed(images(215, 0), None, network())
+    batches, count, order = goldfish_batches(images(215, 0), None, network())
     objective = GoldfishObjective(GoldfishSettings())
     settings = TrainingSettings(batch_size=10)
-    fit(model, count, feed, objective, settings, learning_rate=0.01, generator=order)
+    fit(model, count, batches, objective, settings, learning_rate=0.01, generator=order)
     gone = weakref.ref(model)
     del model
     gc.collect()

@@ -62,9 +62,9 @@ class FedEraserSettings(Settings):
     keep_every: Count = 2
     """The server keeps all updates of one round in so many (the paper's interval)."""
     calibration_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of an ordinary round's local steps that a calibration takes (the paper's ratio)."""
+    """Share of a FedAvg round's local steps that a calibration takes (the paper's ratio)."""
     calibration_steps: Count | None = None
-    """Local steps of a calibration, instead of the share; at most those of an ordinary round."""
+    """Local steps of a calibration, instead of the share; at most those of a FedAvg round."""
 
 
 def kept_rounds(settings: Settings, rounds: int) -> Sequence[int]:
@@ -122,7 +122,7 @@ def calibrated_update(kept: Params, calibration: Params, weights: Collection[str
 
 
 def calibrate_step(task: Task, client: Client, workspace: Workspace) -> Update:
-    """Take a few steps of ordinary training on the client's remaining data."""
+    """Take a few steps of local SGD on the client's remaining data."""
     if len(client.retained) == 0:
         return nothing_to_learn(task)
     training = TrainingSettings.from_task(task.config)
@@ -139,8 +139,8 @@ def _calibration_steps(task: Task, training: TrainingSettings, num_examples: int
     settings = FedEraserSettings.from_task(task.config)
     if settings.calibration_steps is not None:
         return settings.calibration_steps
-    ordinary = training.local_epochs * math.ceil(num_examples / training.batch_size)
-    return max(1, round(settings.calibration_ratio * ordinary))
+    whole_round = training.local_epochs * math.ceil(num_examples / training.batch_size)
+    return max(1, round(settings.calibration_ratio * whole_round))
 
 
 def _remaining(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:

@@ -1,4 +1,4 @@
-"""Ordinary federated training: local SGD on every client, then the server averages.
+"""FedAvg (McMahan et al. 2017): local SGD on every client, then the server averages.
 
 It makes the original model, and it is the client's side of retraining from scratch.
 """
@@ -16,7 +16,7 @@ from goldfish.unlearning.optimization import combine, partition_shards
 
 
 def train(plan: Plan, start: Params) -> Iterator[Round]:
-    """Yield the rounds of ordinary training from ``start`` on the clients' remaining data."""
+    """Yield the rounds of FedAvg from ``start`` on the clients' remaining data."""
     return federated_rounds(
         plan,
         STEPS,

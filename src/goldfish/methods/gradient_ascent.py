@@ -2,7 +2,7 @@
 
 Halimi, Kadhe, Rawat and Baracaldo: "Federated Unlearning: How to Efficiently Erase a Client in
 FL?", 2022. In the first round the clients that ask for a deletion, and they alone, *raise* the old
-model's loss on what they remove, inside an L2 ball; the other rounds are ordinary training on the
+model's loss on what they remove, inside an L2 ball; the other rounds are FedAvg on the
 remaining data.
 
 Ours: a client may remove a part of its data, and several clients may ask at once (the server
@@ -36,7 +36,7 @@ from goldfish.methods.steps import (
 )
 from goldfish.params import distance, params_of
 from goldfish.settings import Count, Positive, Settings, TrainingSettings
-from goldfish.training.batches import Batch, plain_feed
+from goldfish.training.batches import Batch, plain_batches
 from goldfish.training.fit import fit
 from goldfish.training.sgd import Loss, Precondition
 from goldfish.training.workspace import LocalWorkspace
@@ -57,7 +57,7 @@ class GradientAscentSettings(Settings):
 
 
 def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
-    """Yield the round of the ascent, then rounds of ordinary training on the remaining data."""
+    """Yield the round of the ascent, then rounds of FedAvg on the remaining data."""
     settings = cast("GradientAscentSettings", settings)
     if plan.original is None:
         raise ConfigError("Gradient ascent needs the model to unlearn from.")
@@ -111,7 +111,9 @@ def ascend_step(task: Task, client: Client, workspace: Workspace) -> Update:
     fitted = fit(
         model,
         len(client.removed),
-        plain_feed(client.removed, next(model.parameters()).device, order, transform_of(training)),
+        plain_batches(
+            client.removed, next(model.parameters()).device, order, transform_of(training)
+        ),
         ascent_objective,
         training.model_copy(update={"local_epochs": settings.ascent_epochs}),
         learning_rate=task_learning_rate(task, training),

@@ -33,7 +33,13 @@ from goldfish.methods.steps import (
 )
 from goldfish.params import digest, params_of
 from goldfish.settings import Positive, Settings, TrainingSettings
-from goldfish.training.batches import Batch, plain_feed, taught_feed, teacher_logits, with_removed
+from goldfish.training.batches import (
+    Batch,
+    plain_batches,
+    taught_batches,
+    teacher_logits,
+    with_removed,
+)
 from goldfish.training.fit import fit
 from goldfish.training.sgd import Loss
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
@@ -100,16 +106,16 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
     student = workspace.load("student", task.arrays["model"])
     incompetent = workspace.load("incompetent", task.constants["incompetent"])
     order, transform = task_generator(task, "batches"), transform_of(training)
-    plain = plain_feed(retained, next(student.parameters()).device, order, transform)
+    plain = plain_batches(retained, next(student.parameters()).device, order, transform)
     competent, asked = teacher_of(task, client, workspace, "competent", retained, transform)
-    feed = taught_feed(plain, competent)
+    batches = taught_batches(plain, competent)
     if removed is not None:
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
-        feed = with_removed(feed, removed, size, task_generator(task, "removed"))
+        batches = with_removed(batches, removed, size, task_generator(task, "removed"))
     fitted = fit(
         student,
         len(retained),
-        feed,
+        batches,
         BadTeachingObjective(incompetent, temperature),
         training,
         learning_rate=task_learning_rate(task, training),

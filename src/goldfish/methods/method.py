@@ -137,7 +137,7 @@ class Method:
     check: Callable[[Plan, Settings], None] = lambda _plan, _settings: None
     """Raises, before any work is done, where the method cannot do what the plan asks."""
     prepare: Callable[[Plan, Settings], Iterator[Round]] | None = None
-    """The method's own training, when it cannot start from an ordinary one."""
+    """The method's own training, when it cannot start from FedAvg."""
     measures: Callable[[Plan, Settings], Sequence[str]] = measures_weights
     """What it decides by models' scores on the server's test set, in words."""
     notes: Callable[[Plan, Settings], Sequence[str]] = lambda _plan, _settings: ()

@@ -43,7 +43,7 @@ class RetrainSettings(Settings):
 
 
 def unlearn(plan: Plan, _settings: Settings) -> Iterator[Round]:
-    """Yield the rounds of ordinary training from the fresh model, without the removed data."""
+    """Yield the rounds of FedAvg from the fresh model, without the removed data."""
     return fedavg.train(plan, plan.fresh)
 
 

@@ -59,7 +59,7 @@ class SisaSettings(Settings):
 
 
 def epochs_of(settings: SisaSettings, training: TrainingSettings) -> int:
-    """Return the epochs a slice: as set, or for the work of ordinary training.
+    """Return the epochs a slice: as set, or for the work of FedAvg.
 
     With R equal slices, e epochs a slice pass over e (1 + 2 + ... + R) / R = e (R + 1) / 2 times
     the data. Ordinary training passes over it e' = rounds * local_epochs times, so e is
@@ -249,7 +249,7 @@ def _trained(
 def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
     return (
         "SISA's model is an ensemble of members that were each trained on one shard alone: "
-        "compare it with what SISA's own training gave, not with ordinary training.",
+        "compare it with what SISA's own training gave, not with the model of FedAvg.",
     )
 
 

@@ -14,7 +14,7 @@ from goldfish.errors import ConfigError
 from goldfish.params import params_of
 from goldfish.randomness import derive_seed, generator
 from goldfish.settings import TrainingSettings, learning_rate_at
-from goldfish.training.batches import Transform, plain_feed, reads_alike
+from goldfish.training.batches import Transform, plain_batches, reads_alike
 from goldfish.training.fit import Fitted, cross_entropy_objective, fit, predict
 from goldfish.types import Client, Examples, Params, Task, Update, Workspace
 
@@ -51,7 +51,7 @@ def train_on(
     fit: Fit = fit,
     **more: Any,
 ) -> tuple[Params, Fitted]:
-    """Train a model from ``start`` on examples with the ordinary loss.
+    """Train a model from ``start`` on examples with the cross-entropy loss.
 
     ``purpose`` tells several trainings of one task apart. ``fit`` is given ``more`` beside what the
     task says; a ``learning_rate`` among it counts instead of that of the task's round.
@@ -62,7 +62,7 @@ def train_on(
     fitted = fit(
         model,
         len(examples),
-        plain_feed(examples, device, order, transform_of(settings)),
+        plain_batches(examples, device, order, transform_of(settings)),
         cross_entropy_objective,
         settings,
         generator=order,

@@ -46,7 +46,7 @@ class Batch:
     """What the logits of teacher and student are divided by before they are compared."""
 
 
-Feed: TypeAlias = Callable[[Tensor], Batch]
+BatchSource: TypeAlias = Callable[[Tensor], Batch]
 """Gathers the batch for the given positions in a client's remaining data."""
 
 
@@ -135,8 +135,8 @@ class Gatherer:
 
 
 @dataclass(frozen=True)
-class ExampleFeed:
-    """A feed over examples: it draws what is random, locates it in the data, and gathers."""
+class ExampleBatches:
+    """Batches of examples: it draws what is random, locates it in the data, and gathers."""
 
     gather: Gatherer
     generator: torch.Generator
@@ -188,21 +188,21 @@ class ExampleFeed:
         )
 
 
-def plain_feed(
+def plain_batches(
     examples: Examples,
     device: torch.device,
     generator: torch.Generator,
     transform: Transform | None = None,
-) -> ExampleFeed:
-    """Return a feed of inputs and labels alone, augmented by ``transform``."""
+) -> ExampleBatches:
+    """Return batches of inputs and labels alone, augmented by ``transform``."""
     source, view = _below(examples)
-    return ExampleFeed(Gatherer(source, device, transform), generator, view)
+    return ExampleBatches(Gatherer(source, device, transform), generator, view)
 
 
-def taught_feed(
-    plain: ExampleFeed, teacher: nn.Module | Tensor | None, temperature: float = 1.0
-) -> ExampleFeed:
-    """Return a feed that adds what the teacher says, to be compared at ``temperature``.
+def taught_batches(
+    plain: ExampleBatches, teacher: nn.Module | Tensor | None, temperature: float = 1.0
+) -> ExampleBatches:
+    """Return the batches with what the teacher says added, to be compared at ``temperature``.
 
     ``teacher`` is its logits of all remaining data where they are known, else the model, which
     is then asked batch by batch about the very inputs that the student sees.
@@ -214,13 +214,13 @@ def taught_feed(
 
 
 def with_removed(
-    feed: ExampleFeed, removed: Examples, size: int, generator: torch.Generator
-) -> ExampleFeed:
-    """Return a feed that adds ``size`` removed samples to each batch, in a new order each pass."""
+    batches: ExampleBatches, removed: Examples, size: int, generator: torch.Generator
+) -> ExampleBatches:
+    """Add ``size`` removed samples to each of the batches, in a new order each pass."""
     source, view = _below(removed)
     return replace(
-        feed,
-        gather=replace(feed.gather, removed_source=source),
+        batches,
+        gather=replace(batches.gather, removed_source=source),
         forget=_endless(len(removed), size, generator),
         forget_generator=generator,
         forget_view=view,

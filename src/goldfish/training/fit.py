@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from goldfish.errors import DataError, DivergenceError
 from goldfish.hardware.gpu import fetch
 from goldfish.settings import TrainingSettings
-from goldfish.training.batches import Batch, ExampleFeed, Feed
+from goldfish.training.batches import Batch, BatchSource, ExampleBatches
 from goldfish.training.graphs import recorder_of
 from goldfish.training.sgd import (
     Loss,
@@ -47,7 +47,7 @@ class Fitted:
 def fit(
     model: nn.Module,
     num_examples: int,
-    feed: Feed,
+    batches: BatchSource,
     objective: Objective,
     settings: TrainingSettings,
     *,
@@ -68,11 +68,11 @@ def fit(
     sgd = Sgd(settings.momentum, settings.weight_decay, settings.precision)
     recorder = recorder_of(model) if precondition is None and after_step is None else None
     trainer: Trainer
-    if recorder is not None and isinstance(feed, ExampleFeed) and feed.gather.on_device:
-        trainer = recorder.trainer(feed, objective, sgd, learning_rate)
+    if recorder is not None and isinstance(batches, ExampleBatches) and batches.gather.on_device:
+        trainer = recorder.trainer(batches, objective, sgd, learning_rate)
     else:
         step = TrainingStep(model, objective, sgd, learning_rate)
-        trainer = PlainTrainer(step, feed, precondition, after_step)
+        trainer = PlainTrainer(step, batches, precondition, after_step)
     if not num_examples:
         raise DataError("There is no sample to train on.")
     all_sizes = _batch_sizes(num_examples, settings.batch_size)
@@ -105,7 +105,7 @@ def _batch_sizes(count: int, size: int) -> list[int]:
 
 
 def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
-    """Return the ordinary training loss."""
+    """Return the mean cross-entropy, the usual loss of training."""
     loss = F.cross_entropy(model(batch.inputs), batch.labels)
     return Loss(loss, risk=loss)
 

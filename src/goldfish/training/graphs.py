@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from goldfish.hardware.gpu import fetch, work_given
-from goldfish.training.batches import Draw, ExampleFeed, Gatherer, fold
+from goldfish.training.batches import Draw, ExampleBatches, Gatherer, fold
 from goldfish.training.sgd import Epoch, Objective, Sgd, Trainer, TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -230,22 +230,22 @@ class Recorder:
 
     def trainer(
         self,
-        feed: ExampleFeed,
+        batches: ExampleBatches,
         objective: Objective,
         sgd: Sgd,
         learning_rate: float,
     ) -> Trainer:
         """Return what takes the steps of a training, recorded before or still to be recorded."""
-        key = (feed.gather, objective, sgd)
+        key = (batches.gather, objective, sgd)
         trainer = self._kept.pop(key, None)
         if trainer is None:
-            rate = torch.tensor(learning_rate, device=feed.gather.device)
+            rate = torch.tensor(learning_rate, device=batches.gather.device)
             step = TrainingStep(self._model, objective, sgd, rate)
-            trainer = RecordedTrainer(step, feed.gather, self._record)
+            trainer = RecordedTrainer(step, batches.gather, self._record)
         self._kept[key] = trainer  # the last in line
         while len(self._kept) > KEPT_RECORDINGS:
             self._kept.popitem(last=False)
-        return trainer.start(feed, learning_rate)
+        return trainer.start(batches, learning_rate)
 
 
 class StepOnDraw:
@@ -283,22 +283,22 @@ class RecordedTrainer:
         self._record = record
         self._pace = Pace(step.sums.device)
         self._replays: dict[Hashable, Replay] = {}
-        self._feed: ExampleFeed | None = None
+        self._batches: ExampleBatches | None = None
 
-    def start(self, feed: ExampleFeed, learning_rate: float) -> Self:
+    def start(self, batches: ExampleBatches, learning_rate: float) -> Self:
         """Begin a training: its data and temperature, its step size, no momentum yet."""
-        self._feed = feed
+        self._batches = batches
         self._step.restart(learning_rate)
-        self._on_draw.temperature.fill_(feed.temperature)
+        self._on_draw.temperature.fill_(batches.temperature)
         return self
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
         """Take a step for each of the batches."""
-        feed = cast("ExampleFeed", self._feed)
+        batches = cast("ExampleBatches", self._batches)
         self._step.sums.zero_()
         self._pace.start()
-        drawn, removed = feed.draw(order, sizes)
-        for alike in fold(feed.locate(drawn.map(self._send)), sizes, removed):
+        drawn, removed = batches.draw(order, sizes)
+        for alike in fold(batches.locate(drawn.map(self._send)), sizes, removed):
             self._take(alike)
         total, risk = fetch(self._step.sums).tolist()
         return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)

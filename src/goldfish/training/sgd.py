@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldfish.errors import ConfigError
 from goldfish.settings import Precision
-from goldfish.training.batches import Batch, Feed
+from goldfish.training.batches import Batch, BatchSource
 
 
 @dataclass(frozen=True)
@@ -244,12 +244,12 @@ class PlainTrainer:
     def __init__(
         self,
         step: TrainingStep,
-        feed: Feed,
+        batches: BatchSource,
         precondition: Precondition | None = None,
         after_step: Callable[[nn.Module, Loss], bool] | None = None,
     ) -> None:
         self._step = step
-        self._feed = feed
+        self._batches = batches
         self._precondition = precondition
         self._after_step = after_step
 
@@ -259,7 +259,7 @@ class PlainTrainer:
         self._step.sums.zero_()
         ended, steps, samples = False, 0, 0
         for positions in order.split(list(sizes)):
-            batch, loss = self._step(partial(self._feed, positions), self._precondition)
+            batch, loss = self._step(partial(self._batches, positions), self._precondition)
             samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
             steps += 1
             ended = self._after_step is not None and self._after_step(self._step.model, loss)

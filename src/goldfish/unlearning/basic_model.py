@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from goldfish.errors import DivergenceError
 from goldfish.hardware.gpu import fetch
 from goldfish.settings import NonNegative, Positive, Settings, TrainingSettings
-from goldfish.training.batches import Batch, Transform, plain_feed, taught_feed, with_removed
+from goldfish.training.batches import Batch, Transform, plain_batches, taught_batches, with_removed
 from goldfish.training.fit import Fitted, fit, predict
 from goldfish.training.sgd import Loss
 from goldfish.types import Examples
@@ -98,11 +98,11 @@ def retrain_student(
         settings, len(retained), 0 if removed is None else len(removed)
     )
     device = next(student.parameters()).device
-    plain = plain_feed(retained, device, generator, transform)
-    feed = taught_feed(plain, teacher if settings.mu_d > 0 else None, temperature)
+    plain = plain_batches(retained, device, generator, transform)
+    batches = taught_batches(plain, teacher if settings.mu_d > 0 else None, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
-        feed = with_removed(feed, removed, size, removed_generator)
+        batches = with_removed(batches, removed, size, removed_generator)
 
     asked = 0
     stop = None
@@ -122,7 +122,7 @@ def retrain_student(
         fitted = fit(
             student,
             len(retained),
-            feed,
+            batches,
             GoldfishObjective(settings),
             training,
             learning_rate=learning_rate,
