@@ -11,7 +11,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETUP["project"]
 OF_FLOWER = ("flower", "bench")
 """Where the packages of the ``flower`` extra may be imported."""
 
@@ -49,3 +50,13 @@ def test_every_dependency_is_pinned() -> None:
     extras = PROJECT["optional-dependencies"].values()
     declared = [*PROJECT["dependencies"], *(name for extra in extras for name in extra)]
     assert {normal(name) for name in declared} <= pinned
+
+
+def test_every_file_beside_the_code_is_shipped() -> None:
+    """C code, presets, the page's template: each is found by a pattern, and each pattern finds."""
+    own = ROOT / "src" / "goldfish"
+    patterns = SETUP["tool"]["setuptools"]["package-data"]["goldfish"]
+    found = {pattern: set(own.glob(pattern)) for pattern in patterns}
+    assert all(found.values()), found
+    there = {path for path in own.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path for path in there if path.suffix != ".py"} == set().union(*found.values())
