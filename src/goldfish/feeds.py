@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from goldfish.data import Subset, TensorExamples
 from goldfish.types import Examples
 
+READ_TWICE = 16
+"""Samples of a dataset that are read twice, to see whether it gives the same each time."""
+
 
 class Transform(Protocol):
     """Augmentation of a batch of inputs."""
@@ -202,7 +205,7 @@ def taught_feed(
     """Return a feed that adds what the teacher says, to be compared at ``temperature``.
 
     ``teacher`` is its logits of all remaining data where they are known, else the model, which
-    is then asked batch by batch.
+    is then asked batch by batch about the very inputs that the student sees.
     """
     taught = replace(plain, temperature=temperature)
     if isinstance(teacher, Tensor):
@@ -222,6 +225,23 @@ def with_removed(
         forget_generator=generator,
         forget_view=view,
     )
+
+
+def reads_alike(examples: Examples) -> bool:
+    """Tell whether samples are the same at every reading.
+
+    A dataset's own transforms may draw at random, and what a teacher says of one reading is then
+    not what it would say of the next. Some samples are read twice to find out; nothing is drawn
+    from torch's generator by that.
+    """
+    if isinstance(_below(examples)[0], TensorExamples):
+        return True
+    some = torch.linspace(0, len(examples) - 1, min(READ_TWICE, len(examples))).long()
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        (first, _), (second, _) = examples.batch(some), examples.batch(some)
+        drew = not torch.equal(before, torch.get_rng_state())
+    return not drew and torch.equal(first, second)
 
 
 @torch.no_grad()

@@ -172,6 +172,10 @@ class Fitted:
     epoch_risks: Sequence[float]
     steps: int
     samples: int
+    teacher_samples: int = 0
+    """Samples that a teacher looked at; who asks the teacher counts them."""
+    fisher_samples: int = 0
+    """Samples whose gradients were taken one by one; who takes them counts them."""
 
 
 def fit(

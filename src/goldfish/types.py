@@ -131,7 +131,8 @@ class Update:
     """Client to server: the new parameters, and from how many examples they were learned.
 
     ``num_examples == 0`` means that the client had nothing to learn from; its parameters are not
-    aggregated. ``metrics`` always holds ``loss``, ``steps`` and ``samples``.
+    aggregated. ``metrics`` always holds ``loss``, ``steps`` and ``samples``, and where there were
+    any ``teacher_samples`` and ``fisher_samples``.
     """
 
     client_id: str

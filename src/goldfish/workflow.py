@@ -24,6 +24,7 @@ from goldfish.methods import (
     deletion_kind,
     method_named,
     not_honoured,
+    notes_of,
     ordinary,
     refuse_unhandled,
 )
@@ -222,7 +223,7 @@ def unlearn(
             stacklevel=2,
         )
     return Unlearned(
-        trained.federation, chosen.name, params, records, chosen.notes(plan, own), lost
+        trained.federation, chosen.name, params, records, notes_of(chosen, plan, own), lost
     )
 
 
@@ -362,7 +363,8 @@ def _collect(
         if this.index in kept:
             history[this.index] = HistoryEntry(this.index, params, this.updates)
         params, memo = this.params, this.memo
-        cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
+        by_server = 0 if plan.server is None else plan.server.take_measured()
+        cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase), by_server)
         scores = None
         if test is not None:
             logits = predict(workspace.load("test", params), test)

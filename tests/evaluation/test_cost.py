@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from goldfish.evaluation import Cost, round_cost
 from goldfish.types import Failure, Round, Update
@@ -14,12 +15,12 @@ def _update(client_id: str, steps: float, samples: float) -> Update:
 
 
 def test_costs_add_up_and_what_is_kept_is_a_maximum() -> None:
-    costs = [Cost(1.5, 2, 200, 10, 70), Cost(0.5, 3, 300, 20, 50)]
-    assert sum(costs, Cost()) == Cost(2.0, 5, 500, 30, 70)
+    costs = [Cost(1.5, 2, 200, 10, 70, 40, 5, 600), Cost(0.5, 3, 300, 20, 50, 2, 1, 400)]
+    assert sum(costs, Cost()) == Cost(2.0, 5, 500, 30, 70, 42, 6, 1000)
 
 
 def test_nothing_is_neutral() -> None:
-    cost = Cost(1.5, 2, 200, 10, 70)
+    cost = Cost(1.5, 2, 200, 10, 70, 40, 5, 600)
     assert cost + Cost() == Cost() + cost == cost
 
 
@@ -31,6 +32,19 @@ def test_a_rounds_cost() -> None:
     assert round_cost(finished, 1.25, 8) == Cost(1.25, 7, 700, 99, 8)
 
 
+def test_each_kind_of_sample_has_its_name() -> None:
+    """A teacher looked at 30 + 0, gradients were taken one by one of 0 + 12; one says nothing."""
+    taught, fisher, plain = (_update(name, 1.0, 10.0) for name in "abc")
+    updates = [
+        replace(taught, metrics={**taught.metrics, "teacher_samples": 30.0}),
+        replace(fisher, metrics={**fisher.metrics, "fisher_samples": 12.0}),
+        plain,
+    ]
+    cost = round_cost(Round(1, {}, updates, (), 0), 0.0, measured_samples=2000)
+    assert (cost.samples, cost.teacher_samples, cost.fisher_samples) == (30, 30, 12)
+    assert cost.measured_samples == 2000
+
+
 def test_as_dict_goes_to_json_and_back() -> None:
-    cost = Cost(1.5, 2, 200, 10, 70)
+    cost = Cost(1.5, 2, 200, 10, 70, 40, 5, 600)
     assert Cost(**json.loads(json.dumps(cost.as_dict()))) == cost

@@ -25,9 +25,12 @@ StartProcess = Callable[..., "subprocess.Popen[Any]"]
 
 
 def without_times(value: Any) -> Any:
-    """Drop what a clock measured: no two runs agree on it."""
+    """Drop what a clock measured, on which no two runs agree, and what is done again.
+
+    A run that goes on asks teachers once more: their logits were in memory.
+    """
     if isinstance(value, dict):
-        clock = ("seconds", "speed_up")
+        clock = ("seconds", "speed_up", "teacher_samples")
         return {k: without_times(v) for k, v in value.items() if k not in clock}
     return [without_times(v) for v in value] if isinstance(value, list) else value
 

@@ -11,40 +11,9 @@ from typing import Any
 
 import pytest
 
-from goldfish.experiments.quality import time_to_quality
 from goldfish.experiments.seeds import combine_results
 
 Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def record(number: int, accuracy: float, backdoor: float | None) -> dict[str, float | None]:
-    return {
-        "round": number,
-        "accuracy": accuracy,
-        "backdoor_success": backdoor,
-        "seconds": 2.0,
-        "steps": 10,
-        "samples": 100,
-    }
-
-
-def test_time_to_quality_by_hand() -> None:
-    """Retrain ends at 95 % and 2 %: a round counts from 94.5 % on with at most 3 % backdoor.
-
-    Round 1 is too inaccurate, round 2 keeps the backdoor, round 3 has both: 3 rounds of 2 s.
-    """
-    retrained = {"accuracy": 95.0, "backdoor_success": 2.0}
-    rounds = [
-        record(1, 94.4, 0.0),
-        record(2, 96.0, 3.1),
-        record(3, 94.5, 3.0),
-        record(4, 99.0, 0.0),
-    ]
-    expected = {"round": 3, "seconds": 6.0, "steps": 30.0, "samples": 300.0}
-    assert time_to_quality(rounds, retrained) == expected
-    assert time_to_quality(rounds[:2], retrained) is None
-    no_backdoor = [record(1, 94.6, None)]
-    assert time_to_quality(no_backdoor, {"accuracy": 95.0, "backdoor_success": None}) is not None
 
 
 def test_seeds_are_run_and_combined(
@@ -85,6 +54,32 @@ def test_a_seed_that_diverged_is_named() -> None:
     ]
     combined = combine_results(results, [4, 5])
     assert combined["methods"]["goldfish"]["diverged"] == "seed 5: boom"
+
+
+def test_what_seeds_remember_and_did_not_honour_is_combined() -> None:
+    """Gaps 0.05 and 0.01 with intervals of 0.04 to each side: the mean, 0.03, is within chance.
+
+    The first seed alone counts as "remembers". A request that one seed did not honour is not
+    honoured; a model that one seed left as it was is flagged.
+    """
+    singles: list[dict[str, Any]] = []
+    for gap, found in ((0.05, "remembers"), (0.01, "alike")):
+        memory = {"gap": gap, "low": gap - 0.04, "high": gap + 0.04, "to_retrain": None}
+        final = {"accuracy": 90.0, "backdoor_success": None, "memory_gap": gap}
+        method = {
+            "final": {**final, "memory": {**memory, "finding": found}},
+            "rounds": [],
+            "similarity": {},
+            "cost": {"seconds": 1.0},
+        }
+        singles.append(method)
+    failed = {"client_id": "client-1", "kind": "samples", "reason": "took part in 0 of 5 rounds"}
+    singles[1] |= {"not_honoured": [failed]}
+    combined = combine_results([{"methods": {"goldfish": m}} for m in singles], [4, 5])
+    goldfish = combined["methods"]["goldfish"]
+    assert goldfish["final"]["memory"]["gap"] == pytest.approx(0.03)
+    assert goldfish["final"]["memory"]["finding"] == "alike"
+    assert goldfish["not_honoured"] == [failed | {"reason": "seed 5: took part in 0 of 5 rounds"}]
 
 
 def test_later_requests_are_honoured_from_the_methods_own_result(

@@ -144,6 +144,14 @@ def test_an_answer_comes_back_as_it_was() -> None:
     assert digest(back.update.params) == digest(MODEL)
 
 
+def test_counts_that_an_update_need_not_have_come_back_too() -> None:
+    metrics = {"loss": 0.5, "steps": 3, "samples": 9, "teacher_samples": 4, "fisher_samples": 2}
+    update = Update("client-1", MODEL, 12, metrics)
+    back = wire.decode_reply(wire.encode_answer(wire.Answer("id", update, 40)))
+    assert isinstance(back, wire.Answer)
+    assert back.update.metrics == metrics
+
+
 def test_an_error_travels_as_its_name_and_its_text() -> None:
     assert wire.decode_reply(wire.encode_failure(KeyError())) == wire.Failed(
         "KeyError", "KeyError()"
@@ -226,6 +234,16 @@ NESTED = "[" * 400 + "]" * 400
         (_change("update", metrics='{"loss": 0, "samples": Infinity}'), "'samples' is inf"),
         (_change("update", metrics='{"loss": 0, "samples": NaN}'), "'samples' is nan"),
         (_change("update", metrics='{"loss": 0, "samples": true}'), "'samples' is True"),
+        (
+            _change(
+                "update", metrics='{"loss": 0, "steps": 1, "samples": 1, "teacher_samples": -1}'
+            ),
+            "'teacher_samples' is -1",
+        ),
+        (
+            _change("update", metrics='{"loss": 0, "fisher_samples": NaN}'),
+            "'fisher_samples' is nan",
+        ),
         (_change("update", metrics=f'{{"loss": {NESTED}}}'), "'loss' is .*; a number was expected"),
     ],
 )

@@ -100,6 +100,42 @@ def test_the_bits_depend_on_the_seed_and_not_on_the_workers(
     assert once(1) != once(1, seed=5)
 
 
+@pytest.mark.parametrize("aggregation", ["size", "adaptive"])
+@pytest.mark.parametrize("name", NAMES)
+def test_who_measures_on_the_servers_test_set_says_so_and_counts_it(
+    prepared: Prepare, test_set: TensorExamples, name: str, aggregation: str
+) -> None:
+    """The note is there exactly if something was measured, by whatever part of the method."""
+    result = goldfish.unlearn(
+        prepared(name),
+        REQUESTS["samples"],
+        method=name,
+        rounds=3,
+        test=test_set,
+        aggregation=aggregation,
+    )
+    said = [note for note in result.notes if "The server's test set decided" in note]
+    assert len(said) == (result.cost.measured_samples > 0)
+    always = name in ("goldfish", "retrain-tuned")
+    never = name in ("sisa", "fed-eraser", "fed-recovery", "goldfish-warm")
+    assert bool(said) == (always or (aggregation == "adaptive" and not never))
+
+
+def test_what_is_measured_is_named_and_counted(prepared: Prepare, test_set: TensorExamples) -> None:
+    """60 test samples: 3 clients in each of 2 rounds, the teacher, and each round's student."""
+    result = goldfish.unlearn(
+        prepared("goldfish"),
+        REQUESTS["samples"],
+        rounds=2,
+        test=test_set,
+        round_stop=True,
+        delta=0.0,
+    )
+    assert len(result.rounds) == 2
+    assert [r.cost.measured_samples for r in result.rounds] == [60 * (1 + 3 + 1), 60 * (3 + 1)]
+    assert "how much each client counts (equation 12) and when the rounds ended" in result.notes[-1]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_resuming_after_any_round_gives_the_same_bits(
     prepared: Prepare, test_set: TensorExamples, name: str

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.data.removal import split
 from goldfish.methods import ordinary
 from goldfish.params import digest, num_bytes
-from goldfish.training import predict
-from goldfish.types import Client, DeletionRequest, Examples, Params
+from goldfish.types import Client, DeletionRequest, Params
 from goldfish.unlearning.optimization import combine, partition_shards
 from goldfish.workflow import training_plan
 
@@ -238,25 +237,3 @@ def test_client_retraining_would_end_isolation(
     request, _ = hit_one_shard(make_clients)
     with pytest.raises(goldfish.ConfigError, match="ends their isolation"):
         unlearn(sharded, request, shard_retraining="client")
-
-
-def test_the_teacher_is_asked_once_for_each_teacher_and_deletion(
-    make_clients: MakeClients, small_net: type[nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its logits are kept over the rounds; another request or another teacher asks it again."""
-    federation = goldfish.InProcess(make_clients(), small_net, workers=1)
-    trained = goldfish.train(federation, rounds=1, learning_rate=0.1)
-    asked: list[int] = []
-
-    def counted(model: nn.Module, examples: Examples, batch_size: int = 200) -> Tensor:
-        asked.append(len(examples))
-        return predict(model, examples, batch_size)
-
-    monkeypatch.setattr("goldfish.methods.goldfish.predict", counted)
-    first = unlearn(trained, DeletionRequest("client-1", ["c1-1"]), rounds=3)
-    assert asked == [29, 24, 18]
-    unlearn(trained, DeletionRequest("client-1", ["c1-1", "c1-2"]))
-    assert asked[3:] == [28]
-    other = replace(trained, params=first.params)
-    unlearn(other, DeletionRequest("client-1", ["c1-1", "c1-2"]))
-    assert asked[4:] == [28, 24, 18]

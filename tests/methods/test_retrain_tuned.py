@@ -258,4 +258,5 @@ def test_the_note_says_how_the_rate_was_chosen(
     result = goldfish.unlearn(
         trained, REQUESTS["samples"], method=RETRAIN_TUNED, rounds=1, test=test_set
     )
-    assert "best of 3 on the server's test set" in result.notes[0]
+    (note,) = result.notes
+    assert "The server's test set decided which of 3 learning rates was used" in note

@@ -138,6 +138,7 @@ def result(
             "digest": "5f2a9c01d3",
             "sizes": {f"client-{i}": 287 + (i < 3) for i in range(1, 6)},
         },
+        "margins": {"accuracy": 0.5, "backdoor": 1.0, "memory": 0.02},
         "methods": {name: method(name, backdoor, "retrain" in methods) for name in methods},
     }
 
@@ -210,7 +211,6 @@ def grown(
             entry["speed_up"] = None if missed else slow / (0.1 * done * seconds)
         if seeds > 1:
             _add_spread(name, entry, seeds)
-    found["margins"] = {"accuracy": 0.5, "backdoor": 1.0, "memory": 0.02}
     found["deletion"] |= {"clean_samples": 107, "removed_classes": []}
     return found | ({"seeds": list(range(seeds))} if seeds > 1 else {})
 

@@ -50,13 +50,31 @@ def test_cells(make_result: Any) -> None:
     assert goldfish["sent"] == "4.3 MiB"
 
 
+def test_samples_beside_the_gradient_steps_have_columns_where_there_are_any(
+    make_result: Any,
+) -> None:
+    result = make_result()
+    names = ("teacher samples", "Fisher samples", "measured samples")
+    headings, _ = table(summary_rows(result), MORE)
+    assert not set(names) & set(headings)  # a run of an earlier version
+    for method in result["methods"].values():
+        method["cost"] |= {"teacher_samples": 0, "fisher_samples": 0, "measured_samples": 0}
+    result["methods"]["goldfish"]["cost"] |= {"teacher_samples": 1437, "measured_samples": 50_000}
+    headings, cells = table(summary_rows(result), MORE)
+    rows = {row[0]: dict(zip(headings, row, strict=True)) for row in cells}
+    assert "Fisher samples" not in headings
+    assert rows["goldfish"]["teacher samples"] == "1,437"
+    assert rows["goldfish"]["measured samples"] == "50,000"
+    assert rows["retrain"]["teacher samples"] == rows["origin"]["measured samples"] == "–"
+
+
 def test_cells_of_a_grown_result(make_grown: Any) -> None:
     """Goldfish takes 0.7 * 3.1 * 1.9 = 4.12 s to quality, retrain 15.5 s: 3.8 times as much."""
     headings, cells = table(judged_rows(make_grown()))
     assert headings == [COLUMNS[key][0] for key in MAIN if key != "removed_class"]
     rows = {row[0]: dict(zip(headings, row, strict=True)) for row in cells}
     assert rows["goldfish"]["memory gap"] == "0.012\n0.002 to 0.022"
-    assert rows["goldfish"]["verdict"] == "backdoor gone, like unseen samples"
+    assert rows["goldfish"]["verdict"] == "gone"
     assert rows["origin"]["verdict"] == "–"
     assert rows["goldfish"]["to quality"] == "4.12 s"
     assert rows["goldfish"]["speed-up"] == "3.8×"
@@ -146,7 +164,7 @@ def test_new_fields_may_be_null(make_grown: Any, seeds: int) -> None:
 
 def test_empty_columns_are_left_out(make_result: Any) -> None:
     headings, _ = table(summary_rows(make_result(["origin", "goldfish"], backdoor=False)))
-    assert not {"backdoor", "JSD", "p-value vs origin"} & set(headings)
+    assert not {"backdoor", "JSD to retrain", "p-value vs origin"} & set(headings)
 
 
 def test_diverged_method_has_a_row(make_result: Any) -> None:

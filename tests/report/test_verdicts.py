@@ -23,8 +23,8 @@ def judged(result: Result, name: str = "goldfish") -> Verdict:
         (0.08, 0.01, "kept", "remembers", "Not gone: goldfish remembers the removed samples"),
         (0.03, 0.01, "partly", "remembers in part", "Partly gone: goldfish still remembers"),
         (-0.05, 0.01, "partly", "over-forgets", "goldfish over-forgets: it treats the removed"),
-        (0.01, 0.005, "gone", "like unseen samples", "Gone, as far as the losses of 144 removed"),
-        (0.01, 0.034, "gone", "like unseen samples", "Gone, as far as the losses of 144 removed"),
+        (0.01, 0.005, "gone", "like unseen", "Gone, as far as the losses of 144 removed"),
+        (0.01, 0.034, "gone", "like unseen", "Gone, as far as the losses of 144 removed"),
         (0.01, 0.036, "unclear", "cannot be told", "No verdict: too little to tell removed"),
     ],
 )
@@ -165,7 +165,7 @@ def test_without_retrain_accuracy_is_held_against_origin(make_result: Any) -> No
     ("origin", "goldfish", "status", "short"),
     [
         (97.0, 0.0, "gone", "class gone"),
-        (97.0, 30.0, "partly", "class known in part"),
+        (97.0, 30.0, "partly", "class in part"),
         (97.0, 95.0, "kept", "class known"),
         (5.0, 0.0, "unclear", "no verdict"),
     ],
@@ -183,6 +183,25 @@ def test_a_removed_class(
     assert "Accuracy on the removed class 4 (36 test images) fell" in found.sentences[0]
     accuracy = "Accuracy on 323 clean test images of the remaining classes, with 95 % intervals: "
     assert any(text.startswith(accuracy) for text in headline(result).sentences)
+
+
+def test_a_model_that_takes_everything_for_the_removed_class_does_not_know_it(
+    make_result: Any,
+) -> None:
+    result = make_result(backdoor=False)
+    result["deletion"]["removed_classes"] = [4]
+    for name, value in (("origin", 100.0), ("goldfish", 0.0), ("retrain", 0.0)):
+        known = {"removed_class_accuracy": value, "mistaken_for_removed": value}
+        result["methods"][name]["final"] |= known
+    found = judged(result)
+    assert (found.status, found.title) == (
+        "unclear",
+        "No verdict: origin hardly knew the removed class 4",
+    )
+    assert (
+        "100.0 % (origin), 0.0 % (goldfish) and 0.0 % (retrain) are taken for it too"
+        in (found.sentences[1])
+    )
 
 
 FAILED = {"client_id": "client-1", "kind": "samples", "reason": "took part in 0 of 5 rounds"}
@@ -205,7 +224,7 @@ def test_what_was_not_honoured_comes_first(make_result: Any) -> None:
 
 def test_others_that_did_not_honour_a_request_are_named(make_result: Any) -> None:
     result = make_result(["origin", "goldfish", "retrain", "sisa"])
-    result["methods"]["sisa"] |= {"not_honoured": [FAILED | {"kind": "client"}], "unchanged": True}
+    result["methods"]["sisa"] |= {"not_honoured": [FAILED | {"kind": "client"}]}
     sentences = headline(result).sentences
     assert headline(result).status == "gone"
     assert (
@@ -213,14 +232,6 @@ def test_others_that_did_not_honour_a_request_are_named(make_result: Any) -> Non
         "of 5 rounds)."
     ) in sentences
     assert "Verdicts on the other methods: sisa: not honoured." in sentences
-
-
-def test_a_model_that_did_not_change_is_flagged(make_result: Any) -> None:
-    result = make_result()
-    result["methods"]["goldfish"]["unchanged"] = True
-    found = judged(result)
-    assert (found.status, found.short) == ("kept", "unchanged")
-    assert found.sentences[0].startswith("goldfish changed nothing: its model is the one from befo")
 
 
 def test_a_gap_beyond_origins_is_flagged(make_result: Any, remember: Any) -> None:

@@ -37,9 +37,8 @@ class Evaluator:
         if self._clean_removed is not None:
             self._removed_labels = self._clean_removed.labels.cpu()
         self._labels = scenario.test.labels.cpu()
-        self._of_removed_class = torch.isin(
-            self._labels, torch.tensor(removed_classes(scenario), dtype=torch.long)
-        )
+        self._removed_classes = torch.tensor(removed_classes(scenario), dtype=torch.long)
+        self._of_removed_class = torch.isin(self._labels, self._removed_classes)
         self._yardstick: _Losses | None = None
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
@@ -57,18 +56,21 @@ class Evaluator:
         """Return a model's scores, as the field ``final`` of ``result.json`` holds them.
 
         ``accuracy``, ``loss`` and ``mse`` are of the clean test images of the classes that remain,
-        ``removed_class_accuracy`` of the others. ``without_trigger`` is the backdoor's success on
-        the same images without the trigger. ``memory`` compares removed samples without a trigger
-        with unseen ones: those that ``requests`` name, or all of them.
+        ``removed_class_accuracy`` of the others; ``mistaken_for_removed`` is how many of the
+        former get a removed class. ``without_trigger`` is the backdoor's success on the same
+        images without the trigger. ``memory`` compares removed samples without a trigger with
+        unseen ones: those that ``requests`` name, or all of them.
         """
         scenario, labels = self._scenario, self._labels
         on_test = self.logits(params, scenario.test)
         rest = ~self._of_removed_class
         scores = score(on_test[rest], labels[rest], scenario.num_classes)
-        of_class = None
+        of_class = mistaken = None
         if bool(self._of_removed_class.any()):
             gone = self._of_removed_class
             of_class = score(on_test[gone], labels[gone], scenario.num_classes).accuracy
+            given = torch.isin(on_test[rest].argmax(dim=1), self._removed_classes)
+            mistaken = 100 * given.double().mean().item()
         success = without = None
         if scenario.triggered is not None and scenario.backdoor is not None:
             target = scenario.backdoor.target
@@ -84,6 +86,7 @@ class Evaluator:
             "mse": scores.mse,
             "per_class": list(score(on_test, labels, scenario.num_classes).per_class),
             "removed_class_accuracy": of_class,
+            "mistaken_for_removed": mistaken,
             "backdoor_success": success,
             "without_trigger": without,
             "memory_gap": None if memory is None else memory["gap"],

@@ -204,7 +204,7 @@ def _against_before(
 
 
 def _cost(record: Mapping[str, Any]) -> Cost:
-    return Cost(**{name: record[name] for name in Cost().as_dict()})
+    return Cost(**{name: record.get(name, 0) for name in Cost().as_dict()})
 
 
 def _deletion(scenario: Scenario) -> dict[str, Any]:

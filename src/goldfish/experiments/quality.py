@@ -41,7 +41,7 @@ def has_forgotten(scores: Mapping[str, Any], retrained: Mapping[str, Any]) -> bo
     and the memory gap, whose difference to retrain's must not count as *remembers*. Retrain's own
     rounds have no such difference: retrain never saw the data.
     """
-    for test in (_trigger_adds, _of_removed_class):
+    for test in (_trigger_adds, _knows_class):
         ours, floor = test(scores), test(retrained)
         if ours is not None and floor is not None and ours > floor + BACKDOOR_MARGIN:
             return False
@@ -58,5 +58,6 @@ def _trigger_adds(scores: Mapping[str, Any]) -> float | None:
     return None if success is None else success - (scores.get("without_trigger") or 0.0)
 
 
-def _of_removed_class(scores: Mapping[str, Any]) -> float | None:
-    return scores.get("removed_class_accuracy")
+def _knows_class(scores: Mapping[str, Any]) -> float | None:
+    accuracy = scores.get("removed_class_accuracy")
+    return None if accuracy is None else accuracy - (scores.get("mistaken_for_removed") or 0.0)

@@ -14,7 +14,7 @@ from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
-from goldfish.methods import METHODS, Method, Plan, not_honoured, ordinary
+from goldfish.methods import METHODS, Method, Plan, not_honoured, notes_of, ordinary
 from goldfish.methods.filing import file
 from goldfish.params import num_bytes
 from goldfish.store import BEFORE, CONFIG, Checkpoint, KeptHistory, RunDirectory, run_id_of
@@ -231,7 +231,7 @@ def _run_method(
         stages.append(after.records)
         lost = not_honoured(plan, [record["absent"] for record in after.records], after.params)
         honoured += [request for request in new if request not in [left.request for left in lost]]
-        notes = method.notes(plan, settings)
+        notes = notes_of(method, plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
         trained = replace(trained, params=after.params, phase=plan.phase, memo=after.memo)
     return Outcome(
@@ -280,7 +280,8 @@ def _run_phase(
         for this, seconds in timed(begin(replace(plan, last=last))):
             before, params, memo = params, this.params, this.memo
             kept = states_of(plan.federation, plan.phase)
-            cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase))
+            by_server = 0 if plan.server is None else plan.server.take_measured()
+            cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase), by_server)
             record = {
                 "round": this.index,
                 **evaluator.measure_round(params, plan.requests),

@@ -152,10 +152,11 @@ class InProcess:
         return {c.id: dict(c.state.arrays) for c in self._clients.values() if c.state.arrays}
 
     def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
-        """Put back what :meth:`states` returned."""
+        """Put back what :meth:`states` returned; what clients had cached beside it is dropped."""
         for client in self._clients.values():
             client.state.arrays.clear()
             client.state.arrays.update(states.get(client.id, {}))
+            client.state.cache.clear()
 
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep under the name of a phase."""

@@ -34,6 +34,8 @@ TASK, UPDATE, MISSING, FAILURE, IDENTITY = "task", "update", "missing", "failure
 MOST = 2**48
 """Values of a tensor, and steps or samples of a task, are fewer than this."""
 MOST_SIDES = 32
+COUNTS = ("steps", "samples", "teacher_samples", "fisher_samples")
+"""The metrics of an update that every round adds up; the last two may be missing."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -329,7 +331,7 @@ def _metrics(value: Any) -> dict[str, float]:
     for name in sorted({"loss", "steps", "samples", *metrics}):
         number: Any = metrics.get(name)
         good = type(number) in (int, float)
-        if good and name in ("steps", "samples"):
+        if good and name in COUNTS:
             good = 0 <= number < MOST
         if not good:
             raise WireError(

@@ -15,6 +15,7 @@ from goldfish.methods.method import (
     count_kept_models,
     deletion_kind,
     not_honoured,
+    notes_of,
     refuse_unhandled,
 )
 from goldfish.methods.rapid_retrain import RAPID_RETRAIN
@@ -50,5 +51,6 @@ __all__ = [
     "deletion_kind",
     "method_named",
     "not_honoured",
+    "notes_of",
     "refuse_unhandled",
 ]

@@ -208,5 +208,6 @@ FED_ERASER = Method(
     ),
     keeps="every client's update of one round in keep_every, on the server",
     kept_rounds=kept_rounds,
+    measures=lambda _plan, _settings: (),
     notes=_notes,
 )

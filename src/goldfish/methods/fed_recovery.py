@@ -291,5 +291,6 @@ FED_RECOVERY = Method(
     keeps="every client's update of every round, on the server",
     kept_rounds=kept_rounds,
     check=_check,
+    measures=lambda _plan, _settings: (),
     notes=_notes,
 )

@@ -6,7 +6,6 @@ student may start from the old model instead (``student = "teacher"``) is ours.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -14,7 +13,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
-from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.method import WEIGHTS, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
     check_asker,
@@ -22,11 +21,11 @@ from goldfish.methods.steps import (
     shard_key,
     task_generator,
     task_learning_rate,
+    teacher_of,
     transform_of,
 )
 from goldfish.params import digest, params_of
-from goldfish.randomness import derive_seed
-from goldfish.training import Fitted, Settings, TrainingSettings, predict
+from goldfish.training import Fitted, Settings, TrainingSettings
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
@@ -172,11 +171,14 @@ def _retrain(
     training = TrainingSettings.from_task(task.config)
     settings = GoldfishSettings.from_task(task.config)
     student = workspace.load("student", start)
-    teacher: nn.Module | Tensor
-    if settings.mu_d > 0 and not training.augment:
-        teacher = _teacher_logits(task, client, workspace, retained, *purpose)
+    transform = transform_of(training)
+    teacher: Tensor | nn.Module
+    if settings.mu_d > 0:
+        teacher, asked = teacher_of(
+            task, client, workspace, "teacher", retained, transform, *purpose
+        )
     else:
-        teacher = workspace.load("teacher", task.constants["teacher"])
+        teacher, asked = workspace.load("teacher", task.constants["teacher"]), 0
     fitted = retrain_student(
         student,
         teacher,
@@ -187,31 +189,10 @@ def _retrain(
         learning_rate=task_learning_rate(task, training),
         generator=task_generator(task, "batches", *purpose),
         removed_generator=task_generator(task, "removed", *purpose),
-        transform=transform_of(training),
+        transform=transform,
     )
-    return params_of(student), fitted
-
-
-def _teacher_logits(
-    task: Task, client: Client, workspace: Workspace, retained: Examples, *purpose: int
-) -> Tensor:
-    """Return the teacher's logits of the remaining data, computed in the first round only.
-
-    A client keeps one set for each of its shards, that of the last teacher and deletion.
-    """
-    fingerprint = f"{task.config['teacher_digest']} {_digest_of_ids(tuple(retained.ids))}"
-    key = "/".join(["teacher-logits", *map(str, purpose)])
-    found, logits = client.state.cache.get(key, ("", None))
-    if logits is None or found != fingerprint:
-        teacher = workspace.load("teacher", task.constants["teacher"])
-        logits = predict(teacher, retained).to(next(teacher.parameters()).device)
-        client.state.cache[key] = fingerprint, logits
-    return logits
-
-
-@functools.lru_cache(maxsize=1000)
-def _digest_of_ids(ids: tuple[str, ...]) -> str:
-    return f"{derive_seed(0, *ids):016x}"
+    looked = asked + fitted.teacher_samples
+    return params_of(student), replace(fitted, teacher_samples=looked)
 
 
 def needs_askers(plan: Plan, settings: Settings) -> bool:
@@ -267,6 +248,12 @@ def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
         )
 
 
+def _measures(_plan: Plan, settings: Settings) -> Sequence[str]:
+    settings = cast("GoldfishSettings", settings)
+    decided = {WEIGHTS: settings.adaptive_weights, "when the rounds ended": settings.round_stop}
+    return [what for what, measured in decided.items() if measured]
+
+
 def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
     settings = cast("GoldfishSettings", settings)
     notes = []
@@ -306,5 +293,6 @@ GOLDFISH = Method(
     keeps="with shards, every client's shard models",
     source=SOURCE,
     check=check,
+    measures=_measures,
     notes=_notes,
 )

@@ -13,7 +13,7 @@ data), and that all remaining data is used, of which the authors take a part.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -29,11 +29,12 @@ from goldfish.methods.steps import (
     nothing_to_learn,
     task_generator,
     task_learning_rate,
+    teacher_of,
     transform_of,
 )
-from goldfish.params import params_of
+from goldfish.params import digest, params_of
 from goldfish.stepping import Loss
-from goldfish.training import Positive, Settings, TrainingSettings, fit, predict
+from goldfish.training import Positive, Settings, TrainingSettings, fit
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import removed_batch_size, student_logits
 
@@ -73,7 +74,11 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
         plan,
         STEPS,
         "bad-teaching",
-        {**plan.training.to_task(), **settings.to_task()},
+        {
+            **plan.training.to_task(),
+            **settings.to_task(),
+            "competent_digest": digest(plan.original),
+        },
         start=plan.original,
         constants={"competent": plan.original, "incompetent": plan.fresh},
         adaptive=plan.training.aggregation == "adaptive",
@@ -92,12 +97,11 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
     if len(retained) == 0:
         return nothing_to_learn(task)
     student = workspace.load("student", task.arrays["model"])
-    competent = workspace.load("teacher", task.constants["competent"])
     incompetent = workspace.load("incompetent", task.constants["incompetent"])
     order, transform = task_generator(task, "batches"), transform_of(training)
     plain = plain_feed(retained, next(student.parameters()).device, order, transform)
-    # The teacher's logits do not change, so without augmentation one pass serves all epochs.
-    feed = taught_feed(plain, predict(competent, retained) if transform is None else competent)
+    competent, asked = teacher_of(task, client, workspace, "competent", retained, transform)
+    feed = taught_feed(plain, competent)
     if removed is not None:
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         feed = with_removed(feed, removed, size, task_generator(task, "removed"))
@@ -110,7 +114,12 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
         learning_rate=task_learning_rate(task, training),
         generator=order,
     )
+    remaining = len(retained) * len(fitted.epoch_risks)
+    asked += fitted.samples - remaining  # the incompetent teacher, of the removed samples
+    if isinstance(competent, nn.Module):
+        asked += remaining
     mixture = len(retained) + (0 if removed is None else len(removed))
+    fitted = replace(fitted, teacher_samples=asked)
     return answer(task, params_of(student), mixture, [fitted])
 
 

@@ -100,6 +100,15 @@ class Plan:
         return [c for c in self.federation.client_ids if c not in gone]
 
 
+WEIGHTS = "how much each client counts (equation 12)"
+"""What is measured with adaptive weights, in words."""
+
+
+def measures_weights(plan: Plan, _settings: Settings) -> Sequence[str]:
+    """Return what a method decides by the server's test set that goes by ``aggregation``."""
+    return (WEIGHTS,) if plan.training.aggregation == "adaptive" else ()
+
+
 @dataclass(frozen=True)
 class Method:
     """A way to unlearn: the client's side by name, and the server's side as rounds."""
@@ -129,8 +138,22 @@ class Method:
     """Raises, before any work is done, where the method cannot do what the plan asks."""
     prepare: Callable[[Plan, Settings], Iterator[Round]] | None = None
     """The method's own training, when it cannot start from an ordinary one."""
+    measures: Callable[[Plan, Settings], Sequence[str]] = measures_weights
+    """What it decides by models' scores on the server's test set, in words."""
     notes: Callable[[Plan, Settings], Sequence[str]] = lambda _plan, _settings: ()
-    """What a reader of the result must know, in sentences."""
+    """What a reader of the result must know, in sentences; :func:`notes_of` adds to it."""
+
+
+def notes_of(method: Method, plan: Plan, settings: Settings) -> Sequence[str]:
+    """Return what a reader of a method's result must know: its notes, and what it measured."""
+    notes = list(method.notes(plan, settings))
+    decided = method.measures(plan, settings)
+    if decided and plan.server is not None:
+        notes.append(
+            f"The server's test set decided {' and '.join(decided)}, so scores on that set flatter "
+            "this method a little. The removed data had no part in that."
+        )
+    return notes
 
 
 def count_kept_models(method: Method, settings: Settings, clients: int, rounds: int) -> int:

@@ -70,7 +70,7 @@ def rapid_retrain_step(task: Task, client: Client, workspace: Workspace) -> Upda
     def rapid_fit(*args: Any, **kwargs: Any) -> Fitted:
         preconditioner = FisherPreconditioner(settings)
         fitted = fit(*args, **kwargs, precondition=preconditioner)
-        return replace(fitted, samples=fitted.samples + preconditioner.samples)
+        return replace(fitted, fisher_samples=preconditioner.samples)
 
     return ordinary.local_training(task, client, workspace, rapid_fit)
 

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from goldfish.errors import ConfigError, DivergenceError
 from goldfish.methods import ordinary
-from goldfish.methods.method import Method, Plan, bytes_sent
+from goldfish.methods.method import Method, Plan, bytes_sent, measures_weights
 from goldfish.methods.steps import answer
 from goldfish.training import Count, Positive, Settings
 from goldfish.types import (
@@ -213,12 +213,9 @@ def _keep(plan: Plan, chosen: str) -> Sequence[Failure]:
     return plan.federation.run(tasks, TUNED_STEPS).failures
 
 
-def _tuned_notes(_plan: Plan, settings: Settings) -> Sequence[str]:
+def _tuned_measures(plan: Plan, settings: Settings) -> Sequence[str]:
     count = len(cast("RetrainTunedSettings", settings).factors)
-    return (
-        f"The learning rate is the best of {count} on the server's test set, so scores on that set "
-        "flatter this method a little. The removed data had no part in the choice.",
-    )
+    return (f"which of {count} learning rates was used", *measures_weights(plan, settings))
 
 
 RETRAIN = Method(
@@ -240,5 +237,5 @@ RETRAIN_TUNED = Method(
     guarantee="exact",
     source="the paper's B1, with a sweep of ours",
     check=check_tuned,
-    notes=_tuned_notes,
+    measures=_tuned_measures,
 )

@@ -279,5 +279,6 @@ SISA = Method(
     keeps="on each client, one model for every slice of every shard",
     kept_models=_kept_models,
     prepare=prepare,
+    measures=lambda _plan, _settings: (),
     notes=_notes,
 )

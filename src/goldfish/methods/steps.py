@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor, nn
 
 from goldfish.data import RandomCropFlip
 from goldfish.errors import ConfigError
-from goldfish.feeds import Transform, plain_feed
+from goldfish.feeds import Transform, plain_feed, reads_alike
 from goldfish.params import params_of
-from goldfish.randomness import generator
+from goldfish.randomness import derive_seed, generator
 from goldfish.training import (
     Fitted,
     TrainingSettings,
     cross_entropy_objective,
     fit,
     learning_rate_at,
+    predict,
 )
 from goldfish.types import Client, Examples, Params, Task, Update, Workspace
 
@@ -74,6 +77,47 @@ def train_on(
     return params_of(model), fitted
 
 
+def teacher_of(
+    task: Task,
+    client: Client,
+    workspace: Workspace,
+    name: str,
+    examples: Examples,
+    transform: Transform | None,
+    *purpose: int,
+) -> tuple[Tensor | nn.Module, int]:
+    """Return what a teacher says of examples, and of how many it was asked here.
+
+    ``name`` is that of the task's constant; the task's configuration holds its digest as
+    ``{name}_digest``. A teacher does not change in a phase, so it is asked in the first round that
+    the client takes part in, and its logits are kept for the others: one set for each ``purpose``
+    (a shard), until another phase comes. Where the inputs change, by ``transform`` or in the
+    dataset itself, it is the model that is returned, to be asked batch by batch.
+    """
+    if transform is not None:
+        return workspace.load("teacher", task.constants[name]), 0
+    ids = _digest_of_ids(tuple(examples.ids))
+    fingerprint = f"{task.config['phase']} {task.config[f'{name}_digest']} {ids}"
+    key = "/".join(["teacher-logits", *map(str, purpose)])
+    found, logits = client.state.cache.get(key, ("", None))
+    asked = 0
+    if logits is None or found != fingerprint:
+        logits = torch.empty(0)  # stands for inputs that change
+        if reads_alike(examples):
+            teacher = workspace.load("teacher", task.constants[name])
+            logits = predict(teacher, examples).to(next(teacher.parameters()).device)
+            asked = len(examples)
+        client.state.cache[key] = fingerprint, logits
+    if not len(logits):
+        return workspace.load("teacher", task.constants[name]), 0
+    return logits, asked
+
+
+@functools.lru_cache(maxsize=1000)
+def _digest_of_ids(ids: tuple[str, ...]) -> str:
+    return f"{derive_seed(0, *ids):016x}"
+
+
 def shard_key(phase: str, index: int) -> str:
     """Return the key under which a client keeps the model of a shard."""
     return f"{phase}/shard-{index}"
@@ -86,6 +130,8 @@ def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]
         "loss": sum(last) / len(last) if last else 0.0,
         "steps": sum(fitted.steps for fitted in fits),
         "samples": sum(fitted.samples for fitted in fits),
+        "teacher_samples": sum(fitted.teacher_samples for fitted in fits),
+        "fisher_samples": sum(fitted.fisher_samples for fitted in fits),
     }
     return Update(task.client_id, params, num_examples, metrics)
 

@@ -35,7 +35,7 @@ def costs(rows: Sequence[SummaryRow], own: Sequence[OwnTraining] = ()) -> list[C
     measures: list[tuple[str, str, Callable[[float, float | None], str]]] = [
         ("Time", "seconds", durations),
         ("Gradient steps", "steps", _plain(count)),
-        ("Samples processed", "samples", _plain(count)),
+        ("Samples in gradient steps", "samples", _plain(count)),
         ("Bytes sent", "bytes_sent", _plain(size)),
         ("Bytes kept", "bytes_kept", _plain(size)),
     ]

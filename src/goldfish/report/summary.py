@@ -106,6 +106,9 @@ class SummaryRow:
     samples: float | None = None
     bytes_sent: float | None = None
     bytes_kept: float | None = None
+    teacher_samples: float | None = None
+    fisher_samples: float | None = None
+    measured_samples: float | None = None
     memory_gap: float | None = None
     """Mean loss on unseen samples minus that on removed ones without a trigger."""
     to_quality: float | None = None
@@ -122,13 +125,13 @@ class SummaryRow:
     """Backdoor success on the same images without the trigger."""
     removed_class_accuracy: float | None = None
     """Accuracy on the classes that were removed; ``accuracy`` is on the others."""
+    mistaken_for_removed: float | None = None
+    """How many images of the other classes get a removed class."""
     memory: Memory | None = None
     training: SummaryRow | None = None
     """The method's own training, where it does not begin from origin."""
     not_honoured: Sequence[Mapping[str, Any]] = ()
     """The requests that were not carried out, each with its reason."""
-    unchanged: bool = False
-    """Whether the model after the deletion is the one before it."""
     test_images: int = 0
     """How many test images the accuracy is of; 0 where that is not known."""
     triggered_images: int = 0
@@ -144,6 +147,13 @@ class SummaryRow:
         if self.backdoor_success is None:
             return None
         return self.backdoor_success - (self.without_trigger or 0.0)
+
+    @property
+    def class_known(self) -> float | None:
+        """Accuracy on the removed classes, less what others are taken for them."""
+        if self.removed_class_accuracy is None:
+            return None
+        return self.removed_class_accuracy - (self.mistaken_for_removed or 0.0)
 
     def std(self, key: str) -> float | None:
         """Return the standard deviation over the seeds; None where the run had one seed."""
@@ -192,6 +202,9 @@ def _row(name: str, method: Result, retrain: Result, images: Result) -> SummaryR
         samples=number(cost.get("samples")),
         bytes_sent=number(cost.get("bytes_sent")),
         bytes_kept=number(cost.get("bytes_kept")),
+        teacher_samples=number(cost.get("teacher_samples")),
+        fisher_samples=number(cost.get("fisher_samples")),
+        measured_samples=number(cost.get("measured_samples")),
         memory_gap=number(final.get("memory_gap")),
         to_quality=to_quality,
         missed="time_to_quality" in method and to_quality is None and name != ORIGIN,
@@ -199,12 +212,12 @@ def _row(name: str, method: Result, retrain: Result, images: Result) -> SummaryR
         spread=_spread(section(method, "spread")),
         without_trigger=number(final.get("without_trigger")),
         removed_class_accuracy=number(final.get("removed_class_accuracy")),
+        mistaken_for_removed=number(final.get("mistaken_for_removed")),
         memory=_memory(section(final, "memory")),
         training=_row(f"{name}'s own training", {"final": training}, {}, images)
         if training
         else None,
         not_honoured=[r for r in method.get("not_honoured") or () if isinstance(r, Mapping)],
-        unchanged=bool(method.get("unchanged")),
         test_images=int(number(images.get("accuracy")) or 0),
         triggered_images=int(number(images.get("backdoor")) or 0),
         removed_class_images=int(number(images.get("removed_class")) or 0),
@@ -327,7 +340,6 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
     "backdoor_success": ("backdoor", _backdoor_with_interval),
     "change": ("vs retrain, points", _changes),
     "memory_gap": ("memory gap", _gap_with_interval),
-    "jsd": ("JSD", lambda row: decimal(row.jsd, 4)),
     "seconds": ("time", lambda row: durations(row.seconds, row.std("seconds"))),
     "to_quality": ("to quality", _to_quality),
     "speed_up": ("speed-up", lambda row: times(row.speed_up)),
@@ -336,10 +348,14 @@ COLUMNS: Mapping[str, tuple[str, Callable[[SummaryRow], str]]] = {
     "effect_size": ("effect vs origin", lambda row: decimal(row.effect_size, 2)),
     "steps": ("steps", lambda row: count(row.steps)),
     "samples": ("samples", lambda row: count(row.samples)),
+    "teacher_samples": ("teacher samples", lambda row: count(row.teacher_samples or None)),
+    "fisher_samples": ("Fisher samples", lambda row: count(row.fisher_samples or None)),
+    "measured_samples": ("measured samples", lambda row: count(row.measured_samples or None)),
     "bytes_sent": ("sent", lambda row: size(row.bytes_sent)),
     "loss": ("test loss", lambda row: decimal(row.loss)),
     "without_trigger": ("target without trigger", lambda row: percent(row.without_trigger)),
     "mse": ("test MSE", lambda row: decimal(row.mse, 4)),
+    "jsd": ("JSD to retrain", lambda row: decimal(row.jsd, 4)),
     "jsd_distance": ("JSD distance", lambda row: decimal(row.jsd_distance, 4)),
     "l2": ("L2 to retrain", lambda row: decimal(row.l2, 4)),
     "short_accuracy": ("accuracy\n%", lambda row: _bare(_accuracy(row))),

@@ -32,14 +32,14 @@ SIGNAL = 10.0
 """Before the deletion a test must find so many points more than in retrain, or it proves
 nothing."""
 
+NOTED = 5.0
+"""From so many percent on it is told how often a model says what is looked for anyway."""
+
 WEAK = 50.0
 """Below so many points of difference the backdoor took only in part: weak evidence."""
 
 COLLAPSE = 5.0
 """A method that loses so many points of accuracy against retrain (or origin) lost too much."""
-
-MARGIN = 0.02
-"""How far a memory gap must exceed origin's to be pointed out, where the result names no margin."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,12 @@ def judged_rows(result: Result) -> list[SummaryRow]:
 
 
 def not_honoured(name: str, row: SummaryRow) -> list[str]:
-    """Say which requests a method did not carry out, and whether it changed nothing at all."""
-    sentences = [
+    """Say which requests a method did not carry out."""
+    return [
         f"Not honoured by {name}: the request of {request.get('client_id')} to remove "
         f"{_KINDS.get(str(request.get('kind')), 'data')} ({request.get('reason')})."
         for request in row.not_honoured
     ]
-    if row.unchanged:
-        sentences.append(f"{name} changed nothing: its model is the one from before the deletion.")
-    return sentences
 
 
 _KINDS = {"samples": "samples", "class": "a class", "client": "all of its data"}
@@ -102,8 +99,7 @@ def exceeding(name: str, rows: Rows, result: Result) -> list[str]:
     before, row = _before(name, rows), rows[name]
     if name == YARDSTICK or row.memory_gap is None or before.memory_gap is None:
         return []
-    margin = number(section(result, "margins").get("memory"))
-    if row.memory_gap - before.memory_gap < (MARGIN if margin is None else margin):
+    if row.memory_gap - before.memory_gap <= _margin(result):
         return []
     return [
         f"The memory gap of {name} ({gap(row.memory_gap)}) exceeds that of {before.method} "
@@ -132,11 +128,9 @@ def _judge(name: str, rows: Rows, result: Result) -> Verdict:
     failed = not_honoured(name, row)
     if not failed:
         return verdict
-    title, short = f"{name} changed nothing", "unchanged"
-    if row.not_honoured:
-        clients = dict.fromkeys(str(request.get("client_id")) for request in row.not_honoured)
-        title, short = f"Not honoured: the request of {listing(list(clients))}", "not honoured"
-    return Verdict("kept", title, short, [*failed, *verdict.sentences])
+    clients = dict.fromkeys(str(request.get("client_id")) for request in row.not_honoured)
+    title = f"Not honoured: the request of {listing(list(clients))}"
+    return Verdict("kept", title, "not honoured", [*failed, *verdict.sentences])
 
 
 def _leading(found: Sequence[_Finding]) -> Verdict | None:
@@ -146,13 +140,14 @@ def _leading(found: Sequence[_Finding]) -> Verdict | None:
     ordered = sorted(found, key=lambda finding: -RANKS[finding.status])
     first = ordered[0]
     same = [finding for finding in ordered if finding.status == first.status]
-    title = first.title
+    title, short = first.title, ", ".join(finding.short for finding in same)
     if first.status == "gone":
         title = f"Gone, as far as {listing([finding.by for finding in same])} can show"
+        short = "gone" if len(same) > 1 else short
     return Verdict(
         first.status,
         title,
-        ", ".join(finding.short for finding in same),
+        short,
         [sentence for finding in ordered for sentence in finding.sentences],
     )
 
@@ -218,7 +213,12 @@ def _backdoor(name: str, rows: Rows) -> _Finding | None:
         return _Finding("unclear", by, title, "no verdict", [sentence])
     signal, left = _left(row.trigger_adds, before.trigger_adds, retrain.trigger_adds)
     moved = _fall("Backdoor success", name, before, (before.backdoor_success, success), left)
-    sentences = [f"{moved}{_by_retrain(name, rows)}", *_without_trigger((before, row, retrain))]
+    sentences = [f"{moved}{_by_retrain(name, rows)}"]
+    if rates := _anyway({one.method: one.without_trigger for one in (before, row, retrain)}):
+        sentences.append(
+            f"Without the trigger {rates} of the same images get the attacker's label: only what "
+            "the trigger adds counts."
+        )
     if signal < SIGNAL:
         title = "No verdict: the backdoor never took"
         sentences.append(
@@ -239,20 +239,16 @@ def _backdoor(name: str, rows: Rows) -> _Finding | None:
     if left > GONE:
         title = "Partly gone: some of the backdoor is left"
         sentences.append("Part of what the removed data taught is still there.")
-        return _Finding("partly", by, title, "backdoor left in part", sentences)
+        return _Finding("partly", by, title, "backdoor in part", sentences)
     return _Finding("gone", by, "", "backdoor gone", sentences)
 
 
-def _without_trigger(rows: Sequence[SummaryRow]) -> list[str]:
-    """Say how many of the same images get the target without the trigger, where it matters."""
-    rates = {row.method: row.without_trigger for row in rows if row.without_trigger is not None}
-    if max(rates.values(), default=0.0) < SIGNAL / 2:
-        return []
-    parts = [f"{percent(rate)} ({name})" for name, rate in rates.items()]
-    return [
-        f"Without the trigger {listing(parts)} of the same images get the attacker's label: only "
-        "what the trigger adds counts."
-    ]
+def _anyway(rates: Mapping[str, float | None]) -> str:
+    """List how often models say what is looked for without a reason; empty where all hardly do."""
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    if max(known.values(), default=0.0) < NOTED:
+        return ""
+    return listing([f"{percent(rate)} ({name})" for name, rate in known.items()])
 
 
 def _by_retrain(name: str, rows: Rows) -> str:
@@ -282,13 +278,17 @@ def _removed_class(name: str, rows: Rows, result: Result) -> _Finding | None:
     if was is None or now is None:
         return None
     floor = retrain.removed_class_accuracy
-    signal, left = _left(now, was, floor)
+    signal, left = _left(row.class_known or 0.0, before.class_known or 0.0, retrain.class_known)
     what = removed_class_name(result) or "the removed class"
     images = number(section(result, "test_images").get("removed_class"))
     of = f" ({count(images)} test images)" if images else ""
     moved = _fall(f"Accuracy on {what}{of}", name, before, (was, now), left)
     ending = "." if floor is None else f"; retraining from scratch gives {percent(floor)}."
     by, sentences = f"the accuracy on {what}", [f"{moved}{ending}"]
+    if rates := _anyway({one.method: one.mistaken_for_removed for one in (before, row, retrain)}):
+        sentences.append(
+            f"Of the images of other classes {rates} are taken for it too: that is subtracted."
+        )
     if signal < SIGNAL:
         title = f"No verdict: {before.method} hardly knew {what}"
         return _Finding("unclear", by, title, "no verdict", sentences)
@@ -297,7 +297,7 @@ def _removed_class(name: str, rows: Rows, result: Result) -> _Finding | None:
         return _Finding("kept", by, title, "class known", sentences)
     if left > GONE:
         title = f"Partly gone: {name} knows {what} in part"
-        return _Finding("partly", by, title, "class known in part", sentences)
+        return _Finding("partly", by, title, "class in part", sentences)
     return _Finding("gone", by, "", "class gone", sentences)
 
 
@@ -322,7 +322,7 @@ def _memory(name: str, rows: Rows, memory: Memory, result: Result) -> _Finding:
         return _Finding("partly", by, title, "over-forgets", sentences)
     doubt = _doubt(memory, before, known)
     if not doubt:
-        return _Finding("gone", by, "", "like unseen samples", sentences)
+        return _Finding("gone", by, "", "like unseen", sentences)
     sentences.append(f"{doubt}. It takes more removed samples, or a larger test set.")
     title = "No verdict: too little to tell removed samples from unseen ones"
     return _Finding("unclear", by, title, "cannot be told", sentences)
@@ -342,6 +342,11 @@ def _doubt(memory: Memory, before: SummaryRow, known: Range | None) -> str:
         f"This tells little: the interval reaches {share(reach, 0)} of the way to {trained} "
         f"({_apart(known)})"
     )
+
+
+def _margin(result: Result) -> float:
+    """Return by how much losses must differ to count; 0 where the run names none."""
+    return number(section(result, "margins").get("memory")) or 0.0
 
 
 def _apart(found: Range) -> str:
@@ -367,7 +372,7 @@ def memory_sentence(name: str, memory: Memory, clean: str = "") -> str:
 
 def _against(name: str, rows: Rows, memory: Memory, result: Result) -> str:
     """Say what the gap is compared with, and what follows."""
-    margin = number(section(result, "margins").get("memory")) or MARGIN
+    margin = f"with a margin of {_margin(result):g}"
     meaning = {
         "remembers": f"{name} remembers them",
         "over-forgets": f"{name} over-forgets them",
@@ -375,13 +380,13 @@ def _against(name: str, rows: Rows, memory: Memory, result: Result) -> str:
     if memory.to_retrain is None:
         why = "retrain gave no model" if YARDSTICK in rows else "the run has no retrain"
         return (
-            f"Against 0, with a margin of {margin:g}, {meaning}; {why}, so that removed samples "
+            f"Against 0, {margin}, {meaning}; {why}, so that removed samples "
             "which are easier or harder than unseen ones would look the same."
         )
     other = rows[YARDSTICK].memory_gap if YARDSTICK in rows else None
     return (
         f"Against retrain, whose gap is {gap(other)}, the difference is "
-        f"{_apart(memory.to_retrain)}: with a margin of {margin:g}, {meaning}."
+        f"{_apart(memory.to_retrain)}: {margin}, {meaning}."
     )
 
 

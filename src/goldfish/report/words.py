@@ -165,11 +165,13 @@ def _others(
 ) -> list[str]:
     others = [row for key, row in rows.items() if key not in (ORIGIN, name)]
     sentences = [text for row in others for text in not_honoured(row.method, row)]
-    told = [
-        f"{row.method}: {judged[row.method].short}" for row in others if row.method != YARDSTICK
-    ]
+    told: dict[str, list[str]] = {}
+    for row in others:
+        if row.method != YARDSTICK:
+            told.setdefault(judged[row.method].short, []).append(row.method)
     if told:
-        sentences.append(f"Verdicts on the other methods: {'; '.join(told)}.")
+        groups = [f"{listing(names)}: {short}" for short, names in told.items()]
+        sentences.append(f"Verdicts on the other methods: {'; '.join(groups)}.")
     known = [
         f"{row.method} {percent(row.backdoor_success)}"
         for row in others

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -29,6 +29,7 @@ from goldfish.training import (
     predict,
 )
 from goldfish.types import Examples
+from goldfish.unlearning.batch_norm import statistics_of_first
 from goldfish.unlearning.extension import adaptive_temperature
 from goldfish.unlearning.fused_loss import Terms, fused_losses
 from goldfish.unlearning.loss_function import (
@@ -95,27 +96,27 @@ def retrain_student(
 ) -> Fitted:
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
-    ``teacher`` is the model, or its logits of the remaining data where the caller has them already.
-    ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that
-    the order of the former is the one of every other method.
+    ``teacher`` is its logits of the remaining data, or the model, which is then asked batch by
+    batch about the very inputs that the student sees. ``generator`` orders the remaining data and
+    ``removed_generator`` the removed data, so that the order of the former is the one of every
+    other method.
     """
     temperature = client_temperature(
         settings, len(retained), 0 if removed is None else len(removed)
     )
     device = next(student.parameters()).device
     plain = plain_feed(retained, device, generator, transform)
-    if isinstance(teacher, nn.Module) and settings.mu_d > 0 and transform is None:
-        teacher = predict(teacher, retained)
-    if isinstance(teacher, Tensor):
-        teacher = teacher.to(device)
     feed = taught_feed(plain, teacher if settings.mu_d > 0 else None, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         feed = with_removed(feed, removed, size, removed_generator)
 
+    asked = 0
     stop = None
     if settings.local_stop and training.local_epochs > 1:
-        logits = predict(teacher, retained) if isinstance(teacher, nn.Module) else teacher
+        logits = teacher
+        if isinstance(logits, nn.Module):
+            logits, asked = predict(logits, retained), len(retained)
         logits, labels = logits.to(device), retained.labels.to(device)
         said = logits if settings.mu_d > 0 else None
         own = Batch(logits, labels, said, temperature=temperature)
@@ -125,7 +126,7 @@ def retrain_student(
             return excess_empirical_risk(risks, reference) <= settings.delta
 
     try:
-        return fit(
+        fitted = fit(
             student,
             len(retained),
             feed,
@@ -142,6 +143,9 @@ def retrain_student(
                 'set removed_term = "capped" (the default) or "smooth"'
             ) from error
         raise
+    if isinstance(teacher, nn.Module) and settings.mu_d > 0:
+        asked += len(retained) * len(fitted.epoch_risks)
+    return replace(fitted, teacher_samples=asked)
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,12 @@ class GoldfishObjective:
 
 
 def joint_logits(student: nn.Module, inputs: Tensor, removed: Tensor) -> Tensor:
-    """Return what the student says of remaining and then of removed inputs, in one pass."""
-    both: Tensor = student(torch.cat([inputs, removed]))
+    """Return what the student says of remaining and then of removed inputs, in one pass.
+
+    Removed inputs leave nothing in the running statistics of BatchNorm layers.
+    """
+    with statistics_of_first(student, len(inputs)):
+        both: Tensor = student(torch.cat([inputs, removed]))
     return both
 
 

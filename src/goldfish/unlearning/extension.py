@@ -104,6 +104,8 @@ class ServerTest:
         measured = Subset(examples, order[:samples].sort().values)
         on_gpu = examples.labels.device.type == "cuda"
         self._measure = (_OnGpu if on_gpu else _OnThreads)(factory, measured)
+        self._samples = len(measured)
+        self._untold = 0
 
     def score(self, params: Params) -> ServerScore:
         """Measure a model."""
@@ -111,7 +113,13 @@ class ServerTest:
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure several models."""
+        self._untold += self._samples * len(models)
         return self._measure.scores(models)
+
+    def take_measured(self) -> int:
+        """Return how many samples times models were measured since the last call of this."""
+        told, self._untold = self._untold, 0
+        return told
 
 
 class _OnThreads:
