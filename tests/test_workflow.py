@@ -120,8 +120,8 @@ def test_without_a_test_set_clients_are_weighed_by_size(
     assert digest(result.params) == digest(by_size.params)
     (note,) = result.notes
     assert note.startswith("Clients were weighed by their number of samples")
-    assert not by_size.notes
-    assert not goldfish.unlearn(trained, [REQUEST], rounds=1, test=test_set).notes
+    by_error = goldfish.unlearn(trained, [REQUEST], rounds=1, test=test_set)
+    assert note not in [*by_size.notes, *by_error.notes]
     with pytest.raises(goldfish.ConfigError, match="server's test set: pass one"):
         goldfish.unlearn(trained, [REQUEST], rounds=1, adaptive_weights=True)
 

@@ -74,13 +74,12 @@ def test_what_seeds_remember_and_did_not_honour_is_combined() -> None:
         }
         singles.append(method)
     failed = {"client_id": "client-1", "kind": "samples", "reason": "took part in 0 of 5 rounds"}
-    singles[1] |= {"not_honoured": [failed], "unchanged": True}
+    singles[1] |= {"not_honoured": [failed]}
     combined = combine_results([{"methods": {"goldfish": m}} for m in singles], [4, 5])
     goldfish = combined["methods"]["goldfish"]
     assert goldfish["final"]["memory"]["gap"] == pytest.approx(0.03)
     assert goldfish["final"]["memory"]["finding"] == "alike"
     assert goldfish["not_honoured"] == [failed | {"reason": "seed 5: took part in 0 of 5 rounds"}]
-    assert goldfish["unchanged"] is True
 
 
 def test_later_requests_are_honoured_from_the_methods_own_result(

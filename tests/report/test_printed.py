@@ -27,17 +27,6 @@ def test_a_request_that_was_not_honoured_ends_the_command_with_an_error(
     assert "Not honoured: the request of client-1" in printed.out
 
 
-def test_a_model_that_did_not_change_ends_it_with_an_error_too(
-    make_result: Any, write_run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = make_result()
-    result["methods"]["goldfish"]["unchanged"] = True
-    with pytest.raises(SystemExit) as end:
-        _print_result(write_run(result))
-    assert end.value.code == 1
-    assert "goldfish changed nothing" in capsys.readouterr().err
-
-
 def test_all_is_well(make_grown: Any, write_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     result = make_grown() | {"test_images": {"accuracy": 360, "backdoor": 324}}
     _print_result(write_run(result))

@@ -224,7 +224,7 @@ def test_what_was_not_honoured_comes_first(make_result: Any) -> None:
 
 def test_others_that_did_not_honour_a_request_are_named(make_result: Any) -> None:
     result = make_result(["origin", "goldfish", "retrain", "sisa"])
-    result["methods"]["sisa"] |= {"not_honoured": [FAILED | {"kind": "client"}], "unchanged": True}
+    result["methods"]["sisa"] |= {"not_honoured": [FAILED | {"kind": "client"}]}
     sentences = headline(result).sentences
     assert headline(result).status == "gone"
     assert (
@@ -232,14 +232,6 @@ def test_others_that_did_not_honour_a_request_are_named(make_result: Any) -> Non
         "of 5 rounds)."
     ) in sentences
     assert "Verdicts on the other methods: sisa: not honoured." in sentences
-
-
-def test_a_model_that_did_not_change_is_flagged(make_result: Any) -> None:
-    result = make_result()
-    result["methods"]["goldfish"]["unchanged"] = True
-    found = judged(result)
-    assert (found.status, found.short) == ("kept", "unchanged")
-    assert found.sentences[0].startswith("goldfish changed nothing: its model is the one from befo")
 
 
 def test_a_gap_beyond_origins_is_flagged(make_result: Any, remember: Any) -> None:

@@ -83,7 +83,6 @@ def _combine_method(
             for seed, method in zip(seeds, own, strict=True)
             for request in method.get("not_honoured", ())
         ],
-        "unchanged": any(m.get("unchanged", False) for m in own),
     }
     if any("time_to_quality" in m for m in own):
         combined["time_to_quality"] = _mean([m.get("time_to_quality") for m in own])

@@ -132,8 +132,6 @@ class SummaryRow:
     """The method's own training, where it does not begin from origin."""
     not_honoured: Sequence[Mapping[str, Any]] = ()
     """The requests that were not carried out, each with its reason."""
-    unchanged: bool = False
-    """Whether the model after the deletion is the one before it."""
     test_images: int = 0
     """How many test images the accuracy is of; 0 where that is not known."""
     triggered_images: int = 0
@@ -220,7 +218,6 @@ def _row(name: str, method: Result, retrain: Result, images: Result) -> SummaryR
         if training
         else None,
         not_honoured=[r for r in method.get("not_honoured") or () if isinstance(r, Mapping)],
-        unchanged=bool(method.get("unchanged")),
         test_images=int(number(images.get("accuracy")) or 0),
         triggered_images=int(number(images.get("backdoor")) or 0),
         removed_class_images=int(number(images.get("removed_class")) or 0),

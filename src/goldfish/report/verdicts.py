@@ -83,15 +83,12 @@ def judged_rows(result: Result) -> list[SummaryRow]:
 
 
 def not_honoured(name: str, row: SummaryRow) -> list[str]:
-    """Say which requests a method did not carry out, and whether it changed nothing at all."""
-    sentences = [
+    """Say which requests a method did not carry out."""
+    return [
         f"Not honoured by {name}: the request of {request.get('client_id')} to remove "
         f"{_KINDS.get(str(request.get('kind')), 'data')} ({request.get('reason')})."
         for request in row.not_honoured
     ]
-    if row.unchanged:
-        sentences.append(f"{name} changed nothing: its model is the one from before the deletion.")
-    return sentences
 
 
 _KINDS = {"samples": "samples", "class": "a class", "client": "all of its data"}
@@ -131,11 +128,9 @@ def _judge(name: str, rows: Rows, result: Result) -> Verdict:
     failed = not_honoured(name, row)
     if not failed:
         return verdict
-    title, short = f"{name} changed nothing", "unchanged"
-    if row.not_honoured:
-        clients = dict.fromkeys(str(request.get("client_id")) for request in row.not_honoured)
-        title, short = f"Not honoured: the request of {listing(list(clients))}", "not honoured"
-    return Verdict("kept", title, short, [*failed, *verdict.sentences])
+    clients = dict.fromkeys(str(request.get("client_id")) for request in row.not_honoured)
+    title = f"Not honoured: the request of {listing(list(clients))}"
+    return Verdict("kept", title, "not honoured", [*failed, *verdict.sentences])
 
 
 def _leading(found: Sequence[_Finding]) -> Verdict | None:
