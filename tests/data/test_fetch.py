@@ -16,8 +16,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from goldfish.cli import app
-from goldfish.data import DATASETS, Dataset, available, load
-from goldfish.data.datasets import Layout, Published
+from goldfish.data import DATASETS, available, load
+from goldfish.data.datasets import Dataset, Layout, Published
 from goldfish.data.fetch import fetch
 from goldfish.errors import ConfigError, DataError
 

@@ -20,10 +20,9 @@ from goldfish.unlearning.loss_function import (
     confusion_loss,
     distillation_loss,
     goldfish_loss,
+    hard_loss,
     removed_loss,
-    sample_losses,
     soften,
-    uniform_loss,
 )
 
 LN2, LN3 = math.log(2), math.log(3)
@@ -50,29 +49,29 @@ CLASS_0 = tensor([0, 0])
 @pytest.mark.parametrize("kind", ["cross-entropy", "nll"])
 def test_loss_of_each_sample(kind: str) -> None:
     """-ln(1/2) = ln 2 and -ln(1/4) = 2 ln 2."""
-    losses = sample_losses(REMAINING, CLASS_0, kind)
+    losses = hard_loss(kind).of_samples(REMAINING, CLASS_0)
     assert losses.tolist() == pytest.approx([LN2, 2 * LN2], abs=EXACT)
 
 
 def test_focal_loss_of_each_sample() -> None:
     """(1 - p)^2 (-ln p) with p = 1/2: 1/4 ln 2. With p = 1/4: 9/16 * 2 ln 2 = 9/8 ln 2."""
-    losses = sample_losses(REMAINING, CLASS_0, "focal")
+    losses = hard_loss("focal").of_samples(REMAINING, CLASS_0)
     assert losses.tolist() == pytest.approx([LN2 / 4, 9 / 8 * LN2], abs=EXACT)
 
 
 def test_loss_of_a_uniform_guess() -> None:
     """Three classes: -ln(1/3) = ln 3; the focal loss is (2/3)^2 ln 3 = 4/9 ln 3."""
-    assert uniform_loss(3, "cross-entropy") == pytest.approx(LN3, abs=EXACT)
-    assert uniform_loss(3, "nll") == pytest.approx(LN3, abs=EXACT)
-    assert uniform_loss(3, "focal") == pytest.approx(4 / 9 * LN3, abs=EXACT)
+    assert hard_loss("cross-entropy").of_a_uniform_guess(3) == pytest.approx(LN3, abs=EXACT)
+    assert hard_loss("nll").of_a_uniform_guess(3) == pytest.approx(LN3, abs=EXACT)
+    assert hard_loss("focal").of_a_uniform_guess(3) == pytest.approx(4 / 9 * LN3, abs=EXACT)
 
 
 @pytest.mark.parametrize("kind", HARD_LOSSES)
 @pytest.mark.parametrize("classes", [2, 3, 100])
 def test_the_cap_of_every_hard_loss_is_its_loss_of_a_uniform_guess(kind: str, classes: int) -> None:
     """Equal logits are a uniform guess, so its loss needs no other derivation."""
-    (guess,) = sample_losses(torch.zeros(1, classes, dtype=torch.float64), tensor([0]), kind)
-    assert uniform_loss(classes, kind) == pytest.approx(guess.item(), abs=EXACT)
+    (guess,) = hard_loss(kind).of_samples(torch.zeros(1, classes, dtype=torch.float64), tensor([0]))
+    assert hard_loss(kind).of_a_uniform_guess(classes) == pytest.approx(guess.item(), abs=EXACT)
 
 
 def test_a_hard_loss_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +97,9 @@ def test_a_hard_loss_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_hard_loss_is_an_error() -> None:
     """It neither becomes another loss nor gets the cap of another one."""
     with pytest.raises(ConfigError, match=r"Unknown hard loss 'focl'\. Did you mean 'focal'"):
-        sample_losses(REMAINING, CLASS_0, "focl")
+        hard_loss("focl").of_samples(REMAINING, CLASS_0)
     with pytest.raises(ConfigError, match="Choose one of cross-entropy, focal, nll"):
-        uniform_loss(3, "hinge")
+        hard_loss("hinge").of_a_uniform_guess(3)
     with pytest.raises(ConfigError, match=r"goldfish\.hard_loss: Unknown hard loss 'focl'"):
         GoldfishSettings.parse({"hard_loss": "focl"}, "unlearning.goldfish")
 

@@ -14,9 +14,9 @@ from goldfish.unlearning.loss_function import (
     HARD_LOSSES,
     confusion_loss,
     distillation_loss,
+    hard_loss,
     removed_loss,
     soften,
-    uniform_loss,
 )
 
 KINDS = list(HARD_LOSSES)
@@ -51,7 +51,7 @@ def test_the_capped_term_never_rewards_more_than_a_uniform_guess(
     """What the total subtracts lies in [0, ln K], so the term is bounded below by -ln K."""
     logits, labels = case
     lost = removed_loss(logits.requires_grad_(), labels, kind, "capped")
-    assert -1e-6 <= lost.item() <= uniform_loss(logits.shape[1], kind) + 1e-5
+    assert -1e-6 <= lost.item() <= hard_loss(kind).of_a_uniform_guess(logits.shape[1]) + 1e-5
     assert lost.item() <= math.log(logits.shape[1]) + 1e-5
     assert gradient_of(lost, logits).isfinite().all()
 
@@ -62,7 +62,7 @@ def test_the_cap_changes_nothing_below_itself(case: tuple[Tensor, Tensor], kind:
     logits, labels = case[0][:1], case[1][:1]
     literal = removed_loss(logits, labels, kind, "literal").item()
     capped = removed_loss(logits, labels, kind, "capped").item()
-    expected = min(literal, uniform_loss(logits.shape[1], kind))
+    expected = min(literal, hard_loss(kind).of_a_uniform_guess(logits.shape[1]))
     assert capped == pytest.approx(expected, rel=1e-6)
 
 

@@ -95,12 +95,14 @@ class Format:
     """Called with "train" or "test", and the names of the classes where they are known."""
 
 
-def _idx(name: str) -> tuple[Layout, ...]:
-    train, test = (
-        ((f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz"),)
-        for prefix in ("train", "t10k")
+def _idx(folder: str, url: str, *md5: str) -> Published:
+    names = tuple(
+        f"{split}-{content}-ubyte.gz"
+        for split in ("train", "t10k")
+        for content in ("images-idx3", "labels-idx1")
     )
-    return (Layout(name, train, test, idx.read),)
+    layout = Layout(folder, (names[:2],), (names[2:],), idx.read)
+    return Published(url, dict(zip(names, md5, strict=True)), (layout,))
 
 
 _DIGITS = tuple("0123456789")
@@ -110,30 +112,26 @@ DATASETS: dict[str, Dataset] = {
         Installed("scikit-learn", digits.read), mean=(0.3057,), std=(0.3248,), classes=_DIGITS
     ),
     "mnist": Dataset(
-        Published(
+        _idx(
+            "mnist",
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
-            {
-                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-            },
-            _idx("mnist"),
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
         ),
         mean=(0.1307,),
         std=(0.3081,),
         classes=_DIGITS,
     ),
     "fashion-mnist": Dataset(
-        Published(
+        _idx(
+            "fashion-mnist",
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-            {
-                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-            },
-            _idx("fashion-mnist"),
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
         ),
         mean=(0.2860,),
         std=(0.3530,),

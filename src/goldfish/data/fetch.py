@@ -34,8 +34,7 @@ def fetch(
     download goes on where it stopped. ``base_url`` names a mirror. ``progress`` is called with
     the bytes done and the bytes in all (0 when unknown) of the file under way.
     """
-    sources = {known: dataset.source for known, dataset in DATASETS.items()}
-    published = {known: s for known, s in sources.items() if isinstance(s, Published)}
+    published = {n: d.source for n, d in DATASETS.items() if isinstance(d.source, Published)}
     if name not in published:
         hint = f"These can be fetched: {', '.join(published)}."
         raise ConfigError(unknown("download", name, published, hint))

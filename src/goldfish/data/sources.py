@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from goldfish.data.datasets import DATASETS, FORMATS, Installed, Published
+from goldfish.data.datasets import DATASETS, FORMATS, Installed, Layout, Published
 from goldfish.data.examples import TensorExamples
 from goldfish.data.folder import RawSplit
 from goldfish.errors import ConfigError, DataError, unknown
@@ -136,29 +135,30 @@ def _read(
             f"Run 'goldfish data fetch {name}', or name another folder with --data-dir or "
             f"${ENVIRONMENT_VARIABLE}."
         )
-    splits = []
-    for parts in (layout.train, layout.test):
-        images, labels = [], []
-        for part in parts:
-            paths = [layout.path(data_dir, file) for file in part]
-            try:
-                pixels, numbers = layout.read(*paths)
-                _check_labels(numbers, len(classes), paths[-1])
-            except DataError as error:
-                hint = f"Delete it and run 'goldfish data fetch {name}'."
-                raise DataError(f"{error} {hint}") from error
-            images.append(pixels)
-            labels.append(numbers)
-        splits.append(RawSplit(torch.cat(images), torch.cat(labels), None))
-    return splits[0], splits[1]
-
-
-def _check_labels(labels: Tensor, num_classes: int, path: Path) -> None:
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        raise DataError(
-            f"{path}: labels {int(labels.min())} to {int(labels.max())} are out of range; labels "
-            f"are 0 to {num_classes - 1}."
+    try:
+        train, test = (
+            _read_parts(layout, p, data_dir, classes) for p in (layout.train, layout.test)
         )
+    except DataError as error:
+        raise DataError(f"{error} Delete it and run 'goldfish data fetch {name}'.") from error
+    return train, test
+
+
+def _read_parts(
+    layout: Layout, parts: Sequence[Sequence[str]], data_dir: Path, classes: Sequence[str]
+) -> RawSplit:
+    images, labels = [], []
+    for part in parts:
+        paths = [layout.path(data_dir, file) for file in part]
+        pixels, numbers = layout.read(*paths)
+        if not bool(((numbers >= 0) & (numbers < len(classes))).all()):
+            raise DataError(
+                f"{paths[-1]}: labels {int(numbers.min())} to {int(numbers.max())} are out of "
+                f"range; labels are 0 to {len(classes) - 1}."
+            )
+        images.append(pixels)
+        labels.append(numbers)
+    return RawSplit(torch.cat(images), torch.cat(labels), None)
 
 
 def _own(split: RawSplit) -> TensorExamples:

@@ -39,7 +39,6 @@ from goldfish.unlearning.loss_function import (
     goldfish_loss,
     hard_loss,
     removed_loss,
-    sample_losses,
 )
 from goldfish.unlearning.optimization import excess_empirical_risk
 
@@ -211,7 +210,7 @@ def goldfish_losses(
     settings: GoldfishSettings,
 ) -> Loss:
     """Return the total, equation (6), and its part on remaining data, L_r + mu_d L_d."""
-    remaining = sample_losses(logits, batch.labels, settings.hard_loss).mean()
+    remaining = hard_loss(settings.hard_loss).of_samples(logits, batch.labels).mean()
     distillation: Tensor | float = 0.0
     if batch.teacher_logits is not None:
         distillation = distillation_loss(

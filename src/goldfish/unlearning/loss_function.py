@@ -59,16 +59,6 @@ def hard_loss(name: str) -> HardLoss:
     return HARD_LOSSES[name]
 
 
-def sample_losses(logits: Tensor, labels: Tensor, kind: str) -> Tensor:
-    """Return the loss of each sample between prediction and label."""
-    return hard_loss(kind).of_samples(logits, labels)
-
-
-def uniform_loss(num_classes: int, kind: str) -> float:
-    """Return the loss of a uniform guess: ln K, times (1 - 1/K)^gamma for the focal loss."""
-    return hard_loss(kind).of_a_uniform_guess(num_classes)
-
-
 def removed_loss(
     logits: Tensor,
     labels: Tensor,
@@ -82,15 +72,15 @@ def removed_loss(
     - ``smooth``: log(1 - p_y / 2), in [-ln 2, 0], bounded with a gradient everywhere.
     - ``literal``: the plain loss, as printed. It has no upper bound, and the total diverges.
     """
-    if term not in get_args(RemovedTermName):
-        hint = f"Choose one of {', '.join(get_args(RemovedTermName))}."
-        raise ConfigError(unknown("removed term", term, get_args(RemovedTermName), hint))
+    if term not in (terms := get_args(RemovedTermName)):
+        hint = f"Choose one of {', '.join(terms)}."
+        raise ConfigError(unknown("removed term", term, terms, hint))
     if term == "smooth":
         of_label = F.softmax(logits, dim=-1).gather(1, labels[:, None])
         return torch.log1p(-of_label / 2).mean()
-    losses = sample_losses(logits, labels, kind)
+    losses = hard_loss(kind).of_samples(logits, labels)
     if term == "capped":
-        losses = losses.clamp(max=uniform_loss(logits.shape[-1], kind))
+        losses = losses.clamp(max=hard_loss(kind).of_a_uniform_guess(logits.shape[-1]))
     return losses.mean()
 
 
