@@ -11,11 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
 
-from goldfish.data.fetch import PUBLISHERS, Publisher, RemoteFile, fetch
+from goldfish.cli import app
+from goldfish.data import DATASETS, available, load
+from goldfish.data.datasets import Dataset, Layout, Published
+from goldfish.data.fetch import fetch
 from goldfish.errors import ConfigError, DataError
 
 CONTENT = bytes(range(256)) * 4000  # about 1 MB: several chunks
+
+
+def read_rows(path: Path) -> tuple[Tensor, Tensor]:
+    """Read samples of 5 bytes: a label and 2 x 2 pixels."""
+    rows = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 5)
+    return rows[:, 1:].reshape(-1, 1, 2, 2), rows[:, 0].long()
+
+
+def record(url: str, files: dict[str, bytes], layout: Layout) -> Dataset:
+    """Return a made dataset of two classes that lies at ``url``."""
+    checksums = {name: md5(content) for name, content in files.items()}
+    return Dataset(Published(url, checksums, (layout,)), (0.5,), (0.25,), ("cat", "dog"))
 
 
 def md5(content: bytes) -> str:
@@ -84,8 +102,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def small(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     """A server with a made dataset ``small`` of two files, of which one is large."""
     server.files = {"one.gz": CONTENT, "two.gz": b"two"}
-    files = tuple(RemoteFile(name, md5(content)) for name, content in server.files.items())
-    monkeypatch.setitem(PUBLISHERS, "small", Publisher(server.url, "small-folder", files))
+    layout = Layout("small-folder", (("one.gz",),), (("two.gz",),), read_rows)
+    monkeypatch.setitem(DATASETS, "small", record(server.url, server.files, layout))
     return server
 
 
@@ -198,8 +216,8 @@ def archive(*entries: tuple[str, bytes]) -> bytes:
 
 def publish(server: Server, monkeypatch: pytest.MonkeyPatch, content: bytes, *members: str) -> None:
     server.files["all.tar.gz"] = content
-    files = (RemoteFile("all.tar.gz", md5(content)),)
-    monkeypatch.setitem(PUBLISHERS, "tar", Publisher(server.url, "unpacked", files, members))
+    layout = Layout("unpacked", (members,), (), read_rows)
+    monkeypatch.setitem(DATASETS, "tar", record(server.url, server.files, layout))
 
 
 def test_an_archive_is_unpacked_and_not_kept(
@@ -263,8 +281,40 @@ def test_an_archive_that_was_put_there_by_hand_is_used_and_kept(
     assert server.ranges == []
 
 
-def test_the_table_of_publishers_is_sound() -> None:
-    assert set(PUBLISHERS) == {"mnist", "fashion-mnist", "cifar-10", "cifar-100"}
-    for publisher in PUBLISHERS.values():
-        for file in publisher.files:
-            assert re.fullmatch("[0-9a-f]{32}", file.md5)
+def test_what_is_published_is_what_is_read() -> None:
+    published = {n: d.source for n, d in DATASETS.items() if isinstance(d.source, Published)}
+    assert set(published) == {"mnist", "fashion-mnist", "cifar-10", "cifar-100"}
+    for source in published.values():
+        assert all(re.fullmatch("[0-9a-f]{32}", checksum) for checksum in source.md5.values())
+        archives = {name for name in source.md5 if name.endswith(".tar.gz")}
+        assert archives or set(source.md5) == set(source.layouts[0].files)
+
+
+def test_a_dataset_is_one_record(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one entry of DATASETS a dataset is listed, fetched and loaded; see CONTRIBUTING.md."""
+    server.files = {
+        "train.rows": bytes([0, 1, 2, 3, 4, 1, 5, 6, 7, 8]),
+        "test.rows": bytes([1, 9, 9, 9, 9]),
+    }
+    layout = Layout("pets", (("train.rows",),), (("test.rows",),), read_rows)
+    monkeypatch.setitem(DATASETS, "pets", record(server.url, server.files, layout))
+
+    def listed() -> tuple[str, ...]:
+        return next(entry for entry in available(tmp_path) if entry.name == "pets").missing
+
+    assert listed() == ("train.rows", "test.rows")
+    with pytest.raises(DataError, match=r"train\.rows, test\.rows missing.*data fetch pets"):
+        load("pets", tmp_path)
+    done = CliRunner().invoke(app, ["data", "fetch", "pets", "--data-dir", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert listed() == ()
+    data = load("pets", tmp_path)
+    assert data.class_names == ("cat", "dog")
+    assert data.train.images.flatten().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0, 1], [1])
+    assert (data.train.mean, data.train.std) == ((0.5,), (0.25,))
+    (tmp_path / "pets" / "test.rows").write_bytes(bytes([2, 9, 9, 9, 9]))
+    with pytest.raises(DataError, match=r"test\.rows: labels 2 to 2 are .* data fetch pets"):
+        load("pets", tmp_path)

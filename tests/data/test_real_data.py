@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from goldfish.data import available, load
+from goldfish.data import DATASETS, available, load
 
 COUNTS = {
     "mnist": (60_000, 10_000, 5421, 6742),
@@ -48,3 +49,10 @@ def test_counts_labels_and_normalisation(name: str) -> None:
     mean, std = channel_statistics(data.train.images)
     assert data.train.mean == pytest.approx(mean, abs=6e-5)  # the constants have 4 decimals
     assert data.train.std == pytest.approx(std, abs=6e-5)
+
+
+def test_cifar_100_has_the_publishers_class_names() -> None:
+    names = Path(os.environ.get("GOLDFISH_DATA", "")) / "cifar-100-binary" / "fine_label_names.txt"
+    if not names.is_file():
+        pytest.skip("$GOLDFISH_DATA has no names of cifar-100")
+    assert DATASETS["cifar-100"].classes == tuple(names.read_text().split())

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from goldfish.data import SOURCES, available, load
-from goldfish.data.sources import NORMALISATION
+from goldfish.data import DATASETS, FORMATS, available, load
 from goldfish.errors import ConfigError, DataError
 
 
@@ -38,7 +37,7 @@ def test_idx_files_are_read_gzipped_or_not(tmp_path: Path, name: str) -> None:
     assert data.train.labels.tolist() == [5, 0, 9]
     assert data.test.labels.tolist() == [1, 2]
     assert data.num_classes == len(data.class_names) == 10
-    assert (data.train.mean, data.train.std) == NORMALISATION[name]
+    assert (data.train.mean, data.train.std) == (DATASETS[name].mean, DATASETS[name].std)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_idx_files_are_read_gzipped_or_not(tmp_path: Path, name: str) -> None:
         ("t10k-images-idx3-ubyte", b"<html>", "magic number 3c68746d"),
         ("t10k-images-idx3-ubyte", b"", "magic number"),
         ("t10k-images-idx3-ubyte", b"\0\0\x08\x03\0\0", "truncated within its header"),
-        ("t10k-labels-idx1-ubyte", idx_bytes([1, 10], 2), "label 10 is out of range"),
+        ("t10k-labels-idx1-ubyte", idx_bytes([1, 10], 2), "labels 1 to 10 are out of range"),
         ("t10k-labels-idx1-ubyte", idx_bytes([1], 1), "2 images but"),
         ("train-images-idx3-ubyte.gz", b"not gzip", "cannot be read"),
         ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 999, mtime=0)[:-12], "cannot be read"),
@@ -141,7 +140,7 @@ def test_available_says_what_is_there_and_what_is_missing(tmp_path: Path) -> Non
     (write_mnist(tmp_path) / "t10k-images-idx3-ubyte").unlink()
     write_mnist(tmp_path, "fashion-mnist")
     found = {entry.name: entry for entry in available(tmp_path)}
-    assert tuple(found) == SOURCES
+    assert list(found) == [*DATASETS, *FORMATS]
     assert found["digits"].present
     assert found["fashion-mnist"].present
     assert not found["mnist"].present

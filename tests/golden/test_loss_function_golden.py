@@ -9,18 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn, tensor
 
+from goldfish.errors import ConfigError
 from goldfish.training.batches import Batch
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings, goldfish_losses
+from goldfish.unlearning.fused_loss import implements
 from goldfish.unlearning.loss_function import (
-    HardLossName,
+    HARD_LOSSES,
+    HardLoss,
     RemovedTermName,
     confusion_loss,
     distillation_loss,
     goldfish_loss,
+    hard_loss,
     removed_loss,
-    sample_losses,
     soften,
-    uniform_loss,
 )
 
 LN2, LN3 = math.log(2), math.log(3)
@@ -45,23 +47,66 @@ CLASS_0 = tensor([0, 0])
 
 
 @pytest.mark.parametrize("kind", ["cross-entropy", "nll"])
-def test_loss_of_each_sample(kind: HardLossName) -> None:
+def test_loss_of_each_sample(kind: str) -> None:
     """-ln(1/2) = ln 2 and -ln(1/4) = 2 ln 2."""
-    losses = sample_losses(REMAINING, CLASS_0, kind)
+    losses = hard_loss(kind).of_samples(REMAINING, CLASS_0)
     assert losses.tolist() == pytest.approx([LN2, 2 * LN2], abs=EXACT)
 
 
 def test_focal_loss_of_each_sample() -> None:
     """(1 - p)^2 (-ln p) with p = 1/2: 1/4 ln 2. With p = 1/4: 9/16 * 2 ln 2 = 9/8 ln 2."""
-    losses = sample_losses(REMAINING, CLASS_0, "focal")
+    losses = hard_loss("focal").of_samples(REMAINING, CLASS_0)
     assert losses.tolist() == pytest.approx([LN2 / 4, 9 / 8 * LN2], abs=EXACT)
 
 
 def test_loss_of_a_uniform_guess() -> None:
     """Three classes: -ln(1/3) = ln 3; the focal loss is (2/3)^2 ln 3 = 4/9 ln 3."""
-    assert uniform_loss(3, "cross-entropy") == pytest.approx(LN3, abs=EXACT)
-    assert uniform_loss(3, "nll") == pytest.approx(LN3, abs=EXACT)
-    assert uniform_loss(3, "focal") == pytest.approx(4 / 9 * LN3, abs=EXACT)
+    assert hard_loss("cross-entropy").of_a_uniform_guess(3) == pytest.approx(LN3, abs=EXACT)
+    assert hard_loss("nll").of_a_uniform_guess(3) == pytest.approx(LN3, abs=EXACT)
+    assert hard_loss("focal").of_a_uniform_guess(3) == pytest.approx(4 / 9 * LN3, abs=EXACT)
+
+
+@pytest.mark.parametrize("kind", HARD_LOSSES)
+@pytest.mark.parametrize("classes", [2, 3, 100])
+def test_the_cap_of_every_hard_loss_is_its_loss_of_a_uniform_guess(kind: str, classes: int) -> None:
+    """Equal logits are a uniform guess, so its loss needs no other derivation."""
+    (guess,) = hard_loss(kind).of_samples(torch.zeros(1, classes, dtype=torch.float64), tensor([0]))
+    assert hard_loss(kind).of_a_uniform_guess(classes) == pytest.approx(guess.item(), abs=EXACT)
+
+
+def test_a_hard_loss_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one entry of HARD_LOSSES a hard loss is a setting, with its cap; see CONTRIBUTING.md.
+
+    The loss is (1 - p)^2 of the label's probability p. Remaining, p = 1/2 and 1/4: 1/4 and 9/16,
+    so L_r = 13/32. Removed, p = 1/2 and 1/9: 1/4 and 64/81, of which the second is above the loss
+    of a uniform guess of three classes, (2/3)^2 = 4/9: L_f = (1/4 + 4/9) / 2 = 25/72.
+    """
+    squared = HardLoss(
+        lambda logits, labels: (1 - logits.softmax(1).gather(1, labels[:, None])[:, 0]) ** 2,
+        lambda classes: (1 - 1 / classes) ** 2,
+    )
+    monkeypatch.setitem(HARD_LOSSES, "squared", squared)
+    settings = GoldfishSettings.parse({"hard_loss": "squared", "mu_c": 0, "mu_d": 0})
+    batch = Batch(REMAINING, CLASS_0, removed=(REMOVED, CLASS_0))
+    loss = goldfish_losses(batch, REMAINING, REMOVED, settings)
+    assert loss.risk.item() == pytest.approx(13 / 32, abs=EXACT)
+    assert loss.total.item() == pytest.approx(13 / 32 - 25 / 72, abs=EXACT)
+    assert not implements("squared", "capped"), "a GPU takes the functions of the loss module"
+
+
+def test_an_unknown_hard_loss_is_an_error() -> None:
+    """It neither becomes another loss nor gets the cap of another one."""
+    with pytest.raises(ConfigError, match=r"Unknown hard loss 'focl'\. Did you mean 'focal'"):
+        hard_loss("focl").of_samples(REMAINING, CLASS_0)
+    with pytest.raises(ConfigError, match="Choose one of cross-entropy, focal, nll"):
+        hard_loss("hinge").of_a_uniform_guess(3)
+    with pytest.raises(ConfigError, match=r"goldfish\.hard_loss: Unknown hard loss 'focl'"):
+        GoldfishSettings.parse({"hard_loss": "focl"}, "unlearning.goldfish")
+
+
+def test_an_unknown_removed_term_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"Unknown removed term 'cap'\. Did you mean 'capped'"):
+        removed_loss(REMOVED, CLASS_0, "focal", "cap")  # type: ignore[arg-type]
 
 
 def test_literal_removed_term() -> None:
@@ -103,7 +148,7 @@ def test_the_cap_stops_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cross-entropy", "focal", "nll"])
-def test_smooth_removed_term(kind: HardLossName) -> None:
+def test_smooth_removed_term(kind: str) -> None:
     """ln(1 - 1/4) = ln(3/4) and ln(1 - 1/18) = ln(17/18).
 
     Their mean is ln(3/4 * 17/18) / 2 = ln(17/24) / 2 = -0.1724, whatever the hard loss is.
@@ -131,7 +176,7 @@ R_CE, R_FOCAL = 3 / 2 * LN2, 11 / 16 * LN2
 )
 @pytest.mark.parametrize("weight", [1.0, 0.5])
 def test_hard_loss(
-    kind: HardLossName, term: RemovedTermName, remaining: float, removed: float, weight: float
+    kind: str, term: RemovedTermName, remaining: float, removed: float, weight: float
 ) -> None:
     """L_r - L_f, equation (1), with the other two terms switched off.
 

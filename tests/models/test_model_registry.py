@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
+import math
 import pickle
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from typer.testing import CliRunner
 
+from goldfish.cli import app
 from goldfish.errors import ConfigError
-from goldfish.models import MODELS, build_model, model_factory
+from goldfish.experiments.config import parse_config
+from goldfish.experiments.runner import run_experiment
+from goldfish.experiments.scenario import Machine
+from goldfish.models import MODELS, ImageShape, ModelSpec, build_model, model_factory
 
 build = functools.partial(build_model, num_classes=7, image_shape=(3, 32, 32))
 Register = Callable[[object], str]
@@ -81,6 +89,35 @@ def test_checking_a_factory_does_not_disturb_the_global_generator() -> None:
 
 def test_options_reach_the_model() -> None:
     assert build("mlp", options={"hidden": 5}).state_dict()["1.weight"].shape == (5, 3 * 32 * 32)
+
+
+def softmax_regression(num_classes: int, image_shape: ImageShape, bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), num_classes, bias))
+
+
+def test_a_model_is_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one entry of MODELS a model is listed and runs, with its options; see CONTRIBUTING.md.
+
+    28 x 28 pixels and 10 classes without bias are 7840 weights.
+    """
+    monkeypatch.setitem(MODELS, "softmax", ModelSpec(softmax_regression, "One linear layer"))
+    assert "One linear layer" in CliRunner().invoke(app, ["models"]).output
+    with pytest.raises(ConfigError, match="options of the model 'softmax': bias"):
+        build("softmax", options={"hidden": 3})
+    config = parse_config(
+        {
+            "data": {"clients": 2},
+            "model": {"name": "softmax", "options": {"bias": False}},
+            "training": {"rounds": 1},
+            "deletion": {"rate": 0.1},
+            "unlearning": {"rounds": 1, "methods": ["goldfish"]},
+        }
+    )
+    for _ in run_experiment(config, tmp_path, Machine(threads=1)):
+        pass
+    stored = [load_file(path) for path in tmp_path.rglob("*.safetensors")]
+    assert stored
+    assert {sum(tensor.numel() for tensor in params.values()) for params in stored} == {7840}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -12,13 +13,22 @@ from torch import Tensor
 
 from goldfish.training.batches import Batch
 from goldfish.unlearning.basic_model import GoldfishSettings, goldfish_losses
-from goldfish.unlearning.fused_loss import Terms, fused_losses
+from goldfish.unlearning.fused_loss import Terms, fused_losses, implements
+from goldfish.unlearning.loss_function import HARD_LOSSES, RemovedTermName
 
 
 def obvious(
-    logits: Tensor, labels: Tensor, removed: Tensor, teacher: Tensor, terms: Terms
+    logits: Tensor,
+    labels: Tensor,
+    removed: Tensor,
+    teacher: Tensor,
+    terms: Terms,
+    hard_loss: str = "cross-entropy",
+    removed_term: RemovedTermName = "capped",
 ) -> tuple[Tensor, Tensor]:
     own = GoldfishSettings(
+        hard_loss=hard_loss,
+        removed_term=removed_term,
         removed_weight=terms.removed_weight,
         mu_c=terms.mu_c,
         mu_d=terms.mu_d,
@@ -79,6 +89,22 @@ def test_losses_and_gradient_are_those_of_the_loss_module(
     assert ours.grad is not None
     assert theirs.grad is not None
     assert torch.allclose(ours.grad, theirs.grad, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("hard_loss", HARD_LOSSES)
+@pytest.mark.parametrize("removed_term", get_args(RemovedTermName))
+def test_it_takes_what_it_implements_and_nothing_else(
+    hard_loss: str, removed_term: RemovedTermName
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, 4, generator=generator, dtype=torch.float64) * 4
+    teacher = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    labels, removed = torch.tensor([0, 1, 2, 3, 0]), torch.tensor([1, 2, 3, 0])
+    terms = Terms(1.0, 0.25, 1.0, 3.0, False)
+    total, _ = fused_losses(logits, labels, removed, teacher, terms)
+    expected, _ = obvious(logits, labels, removed, teacher, terms, hard_loss, removed_term)
+    equal = total.item() == pytest.approx(expected.item(), rel=1e-9)
+    assert equal == implements(hard_loss, removed_term)
 
 
 def test_by_hand() -> None:

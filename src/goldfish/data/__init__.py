@@ -7,12 +7,14 @@ The functions that share a module's name are used through it: ``partition.partit
 from goldfish.data import fetch, partition, removal
 from goldfish.data.augmentation import RandomCropFlip
 from goldfish.data.backdoor import Backdoor, poison, triggered_test
+from goldfish.data.datasets import DATASETS, FORMATS
 from goldfish.data.examples import DatasetExamples, Subset, TensorExamples, as_examples
 from goldfish.data.partition import Partition
-from goldfish.data.sources import SOURCES, Availability, LabelledData, available, load, load_half
+from goldfish.data.sources import Availability, LabelledData, available, load, load_half
 
 __all__ = [
-    "SOURCES",
+    "DATASETS",
+    "FORMATS",
     "Availability",
     "Backdoor",
     "DatasetExamples",

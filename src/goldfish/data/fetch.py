@@ -9,72 +9,14 @@ import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from goldfish.data.datasets import DATASETS, Published
 from goldfish.errors import ConfigError, DataError, unknown
 
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 18
 
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file at the publisher's, and the MD5 checksum that the publisher gives for it."""
-
-    name: str
-    md5: str
-
-
-@dataclass(frozen=True)
-class Publisher:
-    """Where a dataset comes from, and the folder of the data directory that it goes to."""
-
-    base_url: str
-    folder: str
-    files: tuple[RemoteFile, ...]
-    members: tuple[str, ...] = ()
-    """What to take out when the files are tar archives; empty: they are kept as they are."""
-
-
-PUBLISHERS: dict[str, Publisher] = {
-    "mnist": Publisher(
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "mnist",
-        (
-            RemoteFile("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-            RemoteFile("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
-            RemoteFile("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
-            RemoteFile("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
-        ),
-    ),
-    "fashion-mnist": Publisher(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-        "fashion-mnist",
-        (
-            RemoteFile("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            RemoteFile("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-            RemoteFile("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-            RemoteFile("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
-        ),
-    ),
-    "cifar-10": Publisher(
-        "https://www.cs.toronto.edu/~kriz/",
-        "cifar-10-batches-bin",
-        (RemoteFile("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
-        (
-            *(f"data_batch_{number}.bin" for number in range(1, 6)),
-            *("test_batch.bin", "batches.meta.txt"),
-        ),
-    ),
-    "cifar-100": Publisher(
-        "https://www.cs.toronto.edu/~kriz/",
-        "cifar-100-binary",
-        (RemoteFile("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),),
-        ("train.bin", "test.bin", "fine_label_names.txt"),
-    ),
-}
-"""The datasets that can be fetched."""
 
 Progress = Callable[[int, int], None]
 
@@ -92,44 +34,34 @@ def fetch(
     download goes on where it stopped. ``base_url`` names a mirror. ``progress`` is called with
     the bytes done and the bytes in all (0 when unknown) of the file under way.
     """
-    if name not in PUBLISHERS:
-        hint = f"These can be fetched: {', '.join(PUBLISHERS)}."
-        raise ConfigError(unknown("download", name, PUBLISHERS, hint))
-    publisher = PUBLISHERS[name]
-    url = (base_url or publisher.base_url).rstrip("/")
+    published = {n: d.source for n, d in DATASETS.items() if isinstance(d.source, Published)}
+    if name not in published:
+        hint = f"These can be fetched: {', '.join(published)}."
+        raise ConfigError(unknown("download", name, published, hint))
+    source, layout = published[name], published[name].layouts[0]
+    url = (base_url or source.url).rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"A download needs an http or https address, not {url!r}.")
-    folder = data_dir / publisher.folder
+    folder = data_dir / layout.folder
     try:
-        if publisher.members:
-            _fetch_archives(publisher, url, folder, progress)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in publisher.files:
-                _fetch_file(file, f"{url}/{file.name}", folder / file.name, progress)
+        for file, md5 in source.md5.items():
+            if not file.endswith(".tar.gz"):
+                _fetch_file(f"{url}/{file}", md5, folder / file, progress)
+            elif layout.missing(data_dir):
+                downloaded = _fetch_file(f"{url}/{file}", md5, data_dir / file, progress)
+                _unpack(data_dir / file, layout.files, folder)
+                if downloaded:
+                    (data_dir / file).unlink()
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error}).") from error
     return folder
 
 
-def _fetch_archives(
-    publisher: Publisher, url: str, folder: Path, progress: Progress | None
-) -> None:
-    if all((folder / member).is_file() for member in publisher.members):
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for file in publisher.files:
-        archive = folder.parent / file.name
-        downloaded = _fetch_file(file, f"{url}/{file.name}", archive, progress)
-        _unpack(archive, publisher.members, folder)
-        if downloaded:
-            archive.unlink()
-
-
-def _fetch_file(file: RemoteFile, url: str, target: Path, progress: Progress | None) -> bool:
+def _fetch_file(url: str, md5: str, target: Path, progress: Progress | None) -> bool:
     """Bring one file to its place; return whether it had to be downloaded."""
-    if target.is_file() and _md5(target) == file.md5:
+    if target.is_file() and _md5(target) == md5:
         return False
+    target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     try:
         _download(url, part, progress)
@@ -144,10 +76,10 @@ def _fetch_file(file: RemoteFile, url: str, target: Path, progress: Progress | N
             f"{url}: the download failed ({error}). Run it again to go on where it stopped."
         ) from error
     found = _md5(part)
-    if found != file.md5:
+    if found != md5:
         part.unlink()
         raise DataError(
-            f"{url}: the checksum is {found}, the publisher gives {file.md5}. The download was "
+            f"{url}: the checksum is {found}, the publisher gives {md5}. The download was "
             "deleted; run it again."
         )
     part.replace(target)

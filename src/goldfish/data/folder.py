@@ -88,18 +88,35 @@ def _folder_split(
     )
 
 
-def read_npz(path: Path) -> tuple[RawSplit, RawSplit]:
-    """Read ``x_train``, ``y_train``, ``x_test``, ``y_test`` (and ``ids_train``) of an npz file."""
+def read_npz(path: Path) -> tuple[RawSplit, RawSplit, tuple[str, ...]]:
+    """Read ``x_train``, ``y_train``, ``x_test``, ``y_test`` (and ``ids_train``) of an npz file.
+
+    Return both splits and the names of the classes, which are their numbers.
+    """
     arrays = _npz_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
     train, test = (_npz_split(path, arrays, split) for split in ("train", "test"))
     if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
         raise DataError(f"{path}: x_train and x_test differ in the shape or type of a sample.")
-    return train, test
+    return train, test, _numbers(max(int(train.labels.max()), int(test.labels.max())))
 
 
-def read_npz_half(path: Path, split: str) -> RawSplit:
-    """Read ``x_SPLIT``, ``y_SPLIT`` (and ``ids_SPLIT``) of an npz file that may have no others."""
-    return _npz_split(path, _npz_arrays(path, (f"x_{split}", f"y_{split}")), split)
+def read_npz_half(
+    path: Path, split: str, class_names: Sequence[str] | None = None
+) -> tuple[RawSplit, tuple[str, ...]]:
+    """Read ``x_SPLIT``, ``y_SPLIT`` (and ``ids_SPLIT``) of an npz file that may have no others.
+
+    ``class_names`` are those of all machines, in order.
+    """
+    half = _npz_split(path, _npz_arrays(path, (f"x_{split}", f"y_{split}")), split)
+    most = int(half.labels.max())
+    names = tuple(class_names or _numbers(most))
+    if most >= len(names):
+        raise DataError(f"{path}: has the label {most}, but the federation {len(names)} classes.")
+    return half, names
+
+
+def _numbers(most: int) -> tuple[str, ...]:
+    return tuple(str(label) for label in range(most + 1))
 
 
 def _npz_arrays(path: Path, needed: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from torch import nn
@@ -15,7 +16,7 @@ from goldfish.models.custom import load_factory
 from goldfish.models.fresh import fresh_params
 from goldfish.models.lenet import LeNet5, LeNet5Cifar
 from goldfish.models.mlp import MLP
-from goldfish.models.resnet import ResNet, resnet20, resnet32, resnet56
+from goldfish.models.resnet import ResNet
 from goldfish.randomness import seeded_globally
 from goldfish.types import ModelFactory, Scalar
 
@@ -30,9 +31,6 @@ __all__ = [
     "build_model",
     "fresh_params",
     "model_factory",
-    "resnet20",
-    "resnet32",
-    "resnet56",
 ]
 
 ImageShape: TypeAlias = tuple[int, int, int]
@@ -46,42 +44,44 @@ class ModelSpec:
     factory: Callable[..., nn.Module]
     """Called with the number of classes, the image shape, and the options by keyword."""
     summary: str
-    options: frozenset[str] = frozenset()
-    """The names of the options that the factory takes."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of the options that the factory takes."""
+        return tuple(inspect.signature(self.factory).parameters)[2:]
 
 
-def _lenet5(num_classes: int, image_shape: ImageShape) -> nn.Module:
-    return LeNet5(num_classes, image_shape[0], _side("lenet5", image_shape))
+def _lenet(kind: type[LeNet5 | LeNet5Cifar], num_classes: int, shape: ImageShape) -> nn.Module:
+    channels, height, width = shape
+    if height != width:
+        raise ConfigError(
+            f"{kind.__name__} takes square images, not {height} x {width}. "
+            "Crop or pad the images, or choose 'mlp' or a ResNet."
+        )
+    return kind(num_classes, channels, height)
 
 
-def _lenet5_cifar(num_classes: int, image_shape: ImageShape) -> nn.Module:
-    return LeNet5Cifar(num_classes, image_shape[0], _side("lenet5-cifar", image_shape))
-
-
-def _resnet20(num_classes: int, image_shape: ImageShape) -> nn.Module:
-    return resnet20(num_classes, image_shape[0])
-
-
-def _resnet32(num_classes: int, image_shape: ImageShape) -> nn.Module:
-    return resnet32(num_classes, image_shape[0])
-
-
-def _resnet56(num_classes: int, image_shape: ImageShape) -> nn.Module:
-    return resnet56(num_classes, image_shape[0])
+def _resnet(depth: int, num_classes: int, image_shape: ImageShape) -> nn.Module:
+    return ResNet(depth, num_classes, image_shape[0])
 
 
 def _mlp(num_classes: int, image_shape: ImageShape, hidden: int = 200) -> nn.Module:
     return MLP(num_classes, math.prod(image_shape), hidden)
 
 
-MODELS: Mapping[str, ModelSpec] = {
-    "lenet5": ModelSpec(_lenet5, "LeNet-5, 2 fully connected layers (MNIST, Fashion-MNIST)"),
-    "lenet5-cifar": ModelSpec(_lenet5_cifar, "LeNet-5, 3 fully connected layers (CIFAR-10)"),
-    "resnet20": ModelSpec(_resnet20, "ResNet of 20 layers for small images"),
-    "resnet32": ModelSpec(_resnet32, "ResNet of 32 layers for small images (CIFAR-10)"),
-    "resnet56": ModelSpec(_resnet56, "ResNet of 56 layers for small images (CIFAR-100)"),
-    "mlp": ModelSpec(_mlp, "One hidden layer, 'hidden' wide (200)", frozenset({"hidden"})),
+MODELS: dict[str, ModelSpec] = {
+    "lenet5": ModelSpec(
+        partial(_lenet, LeNet5), "LeNet-5, 2 fully connected layers (MNIST, Fashion-MNIST)"
+    ),
+    "lenet5-cifar": ModelSpec(
+        partial(_lenet, LeNet5Cifar), "LeNet-5, 3 fully connected layers (CIFAR-10)"
+    ),
+    "resnet20": ModelSpec(partial(_resnet, 20), "ResNet of 20 layers for small images"),
+    "resnet32": ModelSpec(partial(_resnet, 32), "ResNet of 32 layers for small images (CIFAR-10)"),
+    "resnet56": ModelSpec(partial(_resnet, 56), "ResNet of 56 layers for small images (CIFAR-100)"),
+    "mlp": ModelSpec(_mlp, "One hidden layer, 'hidden' wide (200)"),
 }
+"""The models by name: a new one is one more entry."""
 
 
 def build_model(
@@ -126,17 +126,7 @@ def model_factory(
             taken = ", ".join(sorted(spec.options)) or "none"
             hint = f"The options of the model {name!r}: {taken}."
             raise ConfigError(unknown("model option", option, spec.options, hint))
-    factory = functools.partial(spec.factory, num_classes, image_shape, **(options or {}))
+    factory = partial(spec.factory, num_classes, image_shape, **(options or {}))
     with seeded_globally(0, "check", name):
         factory()
     return factory
-
-
-def _side(name: str, image_shape: ImageShape) -> int:
-    _, height, width = image_shape
-    if height != width:
-        raise ConfigError(
-            f"The model {name!r} takes square images, not {height} x {width}. "
-            "Crop or pad the images, or choose 'mlp' or a ResNet."
-        )
-    return height

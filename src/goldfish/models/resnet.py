@@ -73,21 +73,6 @@ class ResNet(nn.Module):
         return logits
 
 
-def resnet20(num_classes: int = 10, in_channels: int = 3) -> ResNet:
-    """Return a ResNet of 20 layers (n = 3)."""
-    return ResNet(20, num_classes, in_channels)
-
-
-def resnet32(num_classes: int = 10, in_channels: int = 3) -> ResNet:
-    """Return a ResNet of 32 layers (n = 5); the Goldfish paper's model for CIFAR-10."""
-    return ResNet(32, num_classes, in_channels)
-
-
-def resnet56(num_classes: int = 10, in_channels: int = 3) -> ResNet:
-    """Return a ResNet of 56 layers (n = 9); the Goldfish paper's model for CIFAR-100."""
-    return ResNet(56, num_classes, in_channels)
-
-
 def _conv3x3(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
-from goldfish.errors import DivergenceError
+from goldfish.errors import ConfigError, DivergenceError
 from goldfish.hardware.gpu import fetch
 from goldfish.settings import NonNegative, Positive, Settings, TrainingSettings
 from goldfish.training.batches import Batch, Transform, plain_batches, taught_batches, with_removed
@@ -24,17 +24,24 @@ from goldfish.training.sgd import Loss
 from goldfish.types import Examples
 from goldfish.unlearning.batch_norm import statistics_of_first
 from goldfish.unlearning.extension import adaptive_temperature
-from goldfish.unlearning.fused_loss import Terms, fused_losses
+from goldfish.unlearning.fused_loss import Terms, fused_losses, implements
 from goldfish.unlearning.loss_function import (
-    HardLossName,
     RemovedTermName,
     confusion_loss,
     distillation_loss,
     goldfish_loss,
+    hard_loss,
     removed_loss,
-    sample_losses,
 )
 from goldfish.unlearning.optimization import excess_empirical_risk
+
+
+def _known(name: str) -> str:
+    try:
+        hard_loss(name)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return name
 
 
 class GoldfishSettings(Settings):
@@ -54,7 +61,7 @@ class GoldfishSettings(Settings):
     """Weight of the distillation loss in equation (6)."""
     removed_weight: NonNegative = 1.0
     """Weight of the removed data's part in the hard loss, equation (1)."""
-    hard_loss: HardLossName = "cross-entropy"
+    hard_loss: Annotated[str, AfterValidator(_known)] = "cross-entropy"
     """Loss between prediction and label."""
     removed_term: RemovedTermName = "capped"
     """How the removed data's part is bounded; "literal" is as printed, and diverges."""
@@ -154,8 +161,7 @@ class GoldfishObjective:
             batch.inputs.is_cuda
             and batch.removed is not None
             and batch.teacher_logits is not None
-            and settings.hard_loss in ("cross-entropy", "nll")
-            and settings.removed_term == "capped"
+            and implements(settings.hard_loss, settings.removed_term)
         ):
             terms = Terms(
                 settings.removed_weight,
@@ -197,7 +203,7 @@ def goldfish_losses(
     settings: GoldfishSettings,
 ) -> Loss:
     """Return the total, equation (6), and its part on remaining data, L_r + mu_d L_d."""
-    remaining = sample_losses(logits, batch.labels, settings.hard_loss).mean()
+    remaining = hard_loss(settings.hard_loss).of_samples(logits, batch.labels).mean()
     distillation: Tensor | float = 0.0
     if batch.teacher_logits is not None:
         distillation = distillation_loss(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from goldfish.unlearning.loss_function import uniform_loss
+from goldfish.unlearning.loss_function import CROSS_ENTROPY, RemovedTermName, hard_loss
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,14 @@ class Terms:
     mu_d: float
     temperature: float | Tensor
     square_scaling: bool
+
+
+def implements(hard_loss_name: str, removed_term: RemovedTermName) -> bool:
+    """Return whether the total with this hard loss and this removed term is the one of this file.
+
+    All others are computed by the functions of the loss module.
+    """
+    return hard_loss(hard_loss_name) is CROSS_ENTROPY and removed_term == "capped"
 
 
 def fused_losses(
@@ -70,7 +78,7 @@ class _Losses(torch.autograd.Function):
         confusion_share = terms.mu_c / math.sqrt(classes)
 
         # The hard loss, equation (1): softmax - one-hot; none where the removed loss is capped.
-        cap = uniform_loss(classes, "cross-entropy")
+        cap = CROSS_ENTROPY.of_a_uniform_guess(classes)
         gradient.scatter_(1, places, -1.0, reduce="add")
         gradient[:kept].mul_(1 / kept)
         gradient[kept:].mul_(right[kept:] >= -cap).mul_(-terms.removed_weight / lost)

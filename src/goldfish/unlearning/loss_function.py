@@ -6,43 +6,63 @@ Every function takes logits and returns a scalar; every term is a mean over its 
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-HardLossName: TypeAlias = Literal["cross-entropy", "focal", "nll"]
+from goldfish.errors import ConfigError, unknown
+
 RemovedTermName: TypeAlias = Literal["capped", "smooth", "literal"]
 
 FOCAL_GAMMA = 2.0
 """The focusing exponent that the focal loss's authors recommend."""
 
 
-def sample_losses(logits: Tensor, labels: Tensor, kind: HardLossName) -> Tensor:
-    """Return the loss of each sample between prediction and label.
+@dataclass(frozen=True)
+class HardLoss:
+    """A loss between prediction and label."""
 
-    For a softmax classifier the negative log likelihood of the log-softmax *is* the
-    cross-entropy; ``nll`` exists because the paper lists it.
-    """
-    if kind == "cross-entropy":
-        return F.cross_entropy(logits, labels, reduction="none")
-    losses = F.nll_loss(F.log_softmax(logits, dim=-1), labels, reduction="none")
-    if kind == "nll":
-        return losses
+    of_samples: Callable[[Tensor, Tensor], Tensor]
+    """Returns the loss of each sample, from logits and labels."""
+    of_a_uniform_guess: Callable[[int], float]
+    """Returns the loss of a uniform guess, from the number of classes: the cap of L_f."""
+
+
+def _focal(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits, labels, reduction="none")
     return torch.pow(1 - torch.exp(-losses), FOCAL_GAMMA) * losses
 
 
-def uniform_loss(num_classes: int, kind: HardLossName) -> float:
-    """Return the loss of a uniform guess: ln K, times (1 - 1/K)^gamma for the focal loss."""
-    loss = math.log(num_classes)
-    return loss if kind != "focal" else (1 - 1 / num_classes) ** FOCAL_GAMMA * loss
+CROSS_ENTROPY = HardLoss(partial(F.cross_entropy, reduction="none"), math.log)
+HARD_LOSSES: dict[str, HardLoss] = {
+    "cross-entropy": CROSS_ENTROPY,
+    "focal": HardLoss(_focal, lambda classes: (1 - 1 / classes) ** FOCAL_GAMMA * math.log(classes)),
+    "nll": CROSS_ENTROPY,
+}
+"""The hard losses by name.
+
+For a softmax classifier the negative log likelihood of the log-softmax *is* the cross-entropy;
+``nll`` exists because the paper lists it.
+"""
+
+
+def hard_loss(name: str) -> HardLoss:
+    """Return the hard loss of this name; a name that is not known is an error."""
+    if name not in HARD_LOSSES:
+        hint = f"Choose one of {', '.join(HARD_LOSSES)}."
+        raise ConfigError(unknown("hard loss", name, HARD_LOSSES, hint))
+    return HARD_LOSSES[name]
 
 
 def removed_loss(
     logits: Tensor,
     labels: Tensor,
-    kind: HardLossName = "cross-entropy",
+    kind: str = "cross-entropy",
     term: RemovedTermName = "capped",
 ) -> Tensor:
     """Return L_f of equation (1), the loss on removed data, which the total *subtracts*.
@@ -52,12 +72,15 @@ def removed_loss(
     - ``smooth``: log(1 - p_y / 2), in [-ln 2, 0], bounded with a gradient everywhere.
     - ``literal``: the plain loss, as printed. It has no upper bound, and the total diverges.
     """
+    if term not in (terms := get_args(RemovedTermName)):
+        hint = f"Choose one of {', '.join(terms)}."
+        raise ConfigError(unknown("removed term", term, terms, hint))
     if term == "smooth":
         of_label = F.softmax(logits, dim=-1).gather(1, labels[:, None])
         return torch.log1p(-of_label / 2).mean()
-    losses = sample_losses(logits, labels, kind)
+    losses = hard_loss(kind).of_samples(logits, labels)
     if term == "capped":
-        losses = losses.clamp(max=uniform_loss(logits.shape[-1], kind))
+        losses = losses.clamp(max=hard_loss(kind).of_a_uniform_guess(logits.shape[-1]))
     return losses.mean()
 
 
