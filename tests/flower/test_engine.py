@@ -115,12 +115,18 @@ class KilledError(Exception):
     """Stands for the end of the server's process."""
 
 
-@pytest.mark.parametrize(("shards", "after"), [(1, 8), (1, 21), (3, 4), (3, 14), (3, 17), (3, 22)])
+@pytest.mark.parametrize(
+    ("shards", "after"), [(1, 8), (1, 21), (1, 27), (3, 4), (3, 14), (3, 17), (3, 22), (3, 27)]
+)
 def test_a_killed_server_goes_on_and_nothing_is_done_twice(
     grid: Any, make_config: MakeConfig, tmp_path: Path, shards: int, after: int
 ) -> None:
     """The server dies when it is about to read a reply: the client's work is done by then."""
-    config = make_config(training={"shards": shards}, unlearning={"methods": ["goldfish", "sisa"]})
+    unlearning = {
+        "methods": ["goldfish", "sisa", "rapid-retrain"],
+        "rapid-retrain": {"warmup_steps": 1},
+    }
+    config = make_config(training={"shards": shards}, unlearning=unlearning)
     deliver, count = grid.deliver, itertools.count(1)
 
     def dying(message: Any) -> Any:

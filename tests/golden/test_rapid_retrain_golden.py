@@ -52,6 +52,12 @@ def test_the_largest_scale_is_bounded() -> None:
     assert scales["ab"].tolist() == pytest.approx([0.6, 1.2])
 
 
+def test_the_gain_of_a_step() -> None:
+    """Twice the gain of a plain step is twice the scales: (8/5, 16/5), whose sum with F is 2."""
+    scales = fisher_scales({"ab": torch.tensor([0.75, 0.25])}, 0.5, 5.0, gain=2.0)
+    assert scales["ab"].tolist() == pytest.approx([1.6, 3.2])
+
+
 def test_one_step() -> None:
     """The mean gradient is (-3/4, -1/4); times the scales (4/5, 8/5) it is (-3/5, -2/5).
 
@@ -61,7 +67,7 @@ def test_one_step() -> None:
     ends = []
     for warmup_steps in (0, 1):
         model = TwoParameters()
-        settings = RapidRetrainSettings(damping=0.5, warmup_steps=warmup_steps)
+        settings = RapidRetrainSettings(damping=0.5, gain=1.0, warmup_steps=warmup_steps)
         precondition = FisherPreconditioner(settings)
         order = torch.Generator().manual_seed(0)
         data = TensorExamples(INPUTS, LABELS, list("abcd"))

@@ -117,10 +117,10 @@ def images(count: int, seed: int) -> TensorExamples:
     return TensorExamples(pixels, labels, mean=[0.5], std=[0.3])
 
 
-def network() -> nn.Module:
+def network(norm: Callable[[int], nn.Module] = nn.LayerNorm) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), norm(16), nn.Linear(16, 4))
 
 
 def goldfish_batches(
@@ -138,14 +138,17 @@ def goldfish_batches(
     return with_removed(batches, removed, 7, seeded(12)), len(retained), order
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
 @pytest.mark.parametrize("transform", [None, RandomCropFlip(2)])
-def test_recorded_training_is_the_plain_one(transform: Transform | None) -> None:
+def test_recorded_training_is_the_plain_one(
+    transform: Transform | None, norm: Callable[[int], nn.Module]
+) -> None:
     """The whole Goldfish step, with partial batches of both kinds.
 
     Twice, with two step sizes and two temperatures: the second training replays the first one's.
     """
     examples, teacher = images(215, 0), network()
-    plain, recorded = network(), network()
+    plain, recorded = network(norm), network(norm)
     record = Recordings()
     allow_recording(recorded, record)
     objective = GoldfishObjective(GoldfishSettings())
@@ -162,9 +165,10 @@ def test_recorded_training_is_the_plain_one(transform: Transform | None) -> None
         assert outcomes[1].epoch_risks == pytest.approx(outcomes[0].epoch_risks, abs=1e-5)
     assert record.count > 0
     ours, theirs = P.params_of(recorded), P.params_of(plain)
-    assert P.distance(theirs, P.params_of(network())) > 0.1, "something was learned"
+    assert P.distance(theirs, P.params_of(network(norm))) > 0.1, "something was learned"
     for name, expected in theirs.items():
-        assert torch.allclose(ours[name], expected, rtol=0, atol=1e-5), name
+        if expected.is_floating_point():  # what is done again here counts itself, too
+            assert torch.allclose(ours[name], expected, rtol=0, atol=1e-5), name
 
 
 def batchnorm_step(momentum: float | None) -> tuple[nn.BatchNorm1d, TrainingStep]:

@@ -5,7 +5,7 @@ It makes the original model, and it is the client's side of retraining from scra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from goldfish.methods.method import Plan, federated_rounds
 from goldfish.methods.steps import Fit, answer, nothing_to_learn, shard_key, train_on
@@ -35,18 +35,24 @@ def shard_constants(plan: Plan, start: Params) -> Mapping[str, Params]:
 
 def train_step(task: Task, client: Client, workspace: Workspace) -> Update:
     """Train the model on the client's remaining data: ``LocalTraining`` of Algorithm 1."""
-    return local_training(task, client, workspace, fit)
+    return local_training(task, client, workspace, lambda *_shard: fit)
 
 
-def local_training(task: Task, client: Client, workspace: Workspace, fit: Fit) -> Update:
-    """Train the model, or that of each shard, on the client's remaining data with ``fit``."""
+def local_training(
+    task: Task, client: Client, workspace: Workspace, fit_of: Callable[..., Fit]
+) -> Update:
+    """Train the model, or that of each shard, on the client's remaining data.
+
+    ``fit_of`` gives the training loop: that of the shard whose number it is called with, or, called
+    without one, that of the whole client.
+    """
     settings = TrainingSettings.from_task(task.config)
     if len(client.retained) == 0:
         return nothing_to_learn(task)
     if settings.shards > 1:
-        return _train_shards(task, client, workspace, settings, fit)
+        return _train_shards(task, client, workspace, settings, fit_of)
     start = task.arrays["model"]
-    params, fitted = train_on(task, client.retained, workspace, settings, start, fit=fit)
+    params, fitted = train_on(task, client.retained, workspace, settings, start, fit=fit_of())
     return answer(task, params, len(client.retained), [fitted])
 
 
@@ -54,7 +60,11 @@ STEPS: Mapping[str, ClientStep] = {"train": train_step}
 
 
 def _train_shards(
-    task: Task, client: Client, workspace: Workspace, settings: TrainingSettings, fit: Fit
+    task: Task,
+    client: Client,
+    workspace: Workspace,
+    settings: TrainingSettings,
+    fit_of: Callable[..., Fit],
 ) -> Update:
     """Train each shard's model and combine them by equation (8)."""
     start = task.arrays["model"]
@@ -71,7 +81,13 @@ def _train_shards(
         if settings.shard_mode == "isolated":
             begin = kept.get(key, task.constants["start"])
         models[shard.index], fitted = train_on(
-            task, shard.retained, workspace, settings, begin, shard.index, fit=fit
+            task,
+            shard.retained,
+            workspace,
+            settings,
+            begin,
+            shard.index,
+            fit=fit_of(shard.index),
         )
         kept[key] = models[shard.index]
         fits.append(fitted)

@@ -2,10 +2,10 @@
 
 Liu, Xu, Yuan, Wang and Li, "The Right to be Forgotten in Federated Learning: An Efficient
 Realization with Rapid Retraining", INFOCOM 2022. Theirs: a fresh model learns from the remaining
-data by Newton-like steps, in which the diagonal of the empirical Fisher information, averaged over
-the steps, stands for the curvature; momentum; a warm-up of plain steps. Ours: relative damping, a
-preconditioner scaled so that the learning rate keeps its meaning, how often the Fisher information
-is measured, and what it is for a model with BatchNorm.
+data by Newton-like steps, the gradient's momentum divided by the diagonal of the empirical Fisher
+information, which is averaged over the steps. Ours: relative damping; steps in units of plain ones,
+so that the training's learning rate can be used; a warm-up of plain steps; that a client keeps the
+average from round to round; how often it is measured, and what it is for a model with BatchNorm.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from torch.func import functional_call, grad, vmap
 from goldfish.errors import ConfigError
 from goldfish.methods import fedavg
 from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.steps import Fit
 from goldfish.settings import Count, Positive, Settings
 from goldfish.training.batches import Batch
 from goldfish.training.fit import Fitted, fit
-from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
+from goldfish.types import Client, ClientStep, Params, Round, Task, Update, Workspace
 
 ByName: TypeAlias = Mapping[str, Tensor]
 """One tensor for each trainable parameter."""
+
+_STEPS = "/steps"
+"""Under which name a client keeps the number of its steps, beside those of the parameters."""
 
 GRADIENTS_AT_ONCE = 2**26
 """How many values of per-sample gradients are held at a time: 256 MiB."""
@@ -40,14 +44,16 @@ class RapidRetrainSettings(Settings):
 
     fisher_decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Weight of the past in the exponential average of the Fisher information, per measurement."""
-    damping: Positive = 1.0
+    damping: Positive = 0.3
     """Added to the Fisher information, in units of its mean over all parameters."""
-    max_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 5.0
+    gain: Positive = 3.0
+    """Expected first-order gain of a step, in units of that of a plain step."""
+    max_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 15.0
     """No gradient is multiplied by more than this, whatever the Fisher information says."""
     fisher_every: Count = 1
-    """Measure the Fisher information each so many steps; above 1 small batches become unstable."""
+    """Measure the Fisher information each so many steps."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """Plain steps at the start of a local training; one with no more steps than this is plain."""
+    """Plain steps of a client before its first preconditioned one."""
 
 
 def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
@@ -68,41 +74,56 @@ def rapid_retrain_step(task: Task, client: Client, workspace: Workspace) -> Upda
     """Train the model on the client's remaining data with preconditioned steps."""
     settings = RapidRetrainSettings.from_task(task.config)
 
-    def rapid_fit(*args: Any, **kwargs: Any) -> Fitted:
-        preconditioner = FisherPreconditioner(settings)
-        fitted = fit(*args, **kwargs, precondition=preconditioner)
-        return replace(fitted, fisher_samples=preconditioner.samples)
+    def fit_of(*shard: int) -> Fit:
+        key = "-".join([f"{task.config['phase']}/fisher", *map(str, shard)])
 
-    return fedavg.local_training(task, client, workspace, rapid_fit)
+        def rapid_fit(*args: Any, **kwargs: Any) -> Fitted:
+            preconditioner = FisherPreconditioner(settings, client.state.arrays.get(key))
+            fitted = fit(*args, **kwargs, precondition=preconditioner)
+            client.state.arrays[key] = preconditioner.kept
+            return replace(fitted, fisher_samples=preconditioner.samples)
+
+        return rapid_fit
+
+    return fedavg.local_training(task, client, workspace, fit_of)
 
 
 STEPS: Mapping[str, ClientStep] = {"rapid-retrain": rapid_retrain_step}
 
 
 class FisherPreconditioner:
-    """Scales the gradients of one local training by the averaged Fisher information.
+    """Scales the gradients of local trainings by the averaged Fisher information.
 
+    ``kept`` is what an earlier one had at its end: the average and its warm-up go on from there.
     ``samples`` counts those that the measurements processed, beside the training's own.
     """
 
-    def __init__(self, settings: RapidRetrainSettings) -> None:
+    def __init__(self, settings: RapidRetrainSettings, kept: Params | None = None) -> None:
         self.samples = 0
         self._settings = settings
-        self._steps = self._measured = 0
-        self._fisher: ByName = {}
+        self._steps = 0 if kept is None else int(kept[_STEPS])
+        self._fisher: ByName = {n: t for n, t in (kept or {}).items() if n != _STEPS}
         self._scales: ByName = {}
+
+    @property
+    def kept(self) -> Params:
+        """The average so far, and the number of steps."""
+        fisher = {name: t.cpu() for name, t in self._fisher.items()}
+        return {_STEPS: torch.tensor(self._steps), **fisher}
 
     def __call__(self, model: nn.Module, batch: Batch) -> None:
         """Scale the gradients of ``model`` in place; in the warm-up, leave them as they are."""
         settings = self._settings
-        if self._steps % settings.fisher_every == 0:
-            measured = diagonal_fisher(model, batch.inputs, batch.labels)
-            self._measured += 1
+        measured, due = divmod(self._steps, settings.fisher_every)
+        if due == 0:
+            new = diagonal_fisher(model, batch.inputs, batch.labels)
             self.samples += len(batch.labels)
-            self._fisher = average_fisher(
-                self._fisher, measured, self._measured, settings.fisher_decay
+            past = {name: t.to(new[name]) for name, t in self._fisher.items()}
+            self._fisher = average_fisher(past, new, measured + 1, settings.fisher_decay)
+        if due == 0 or not self._scales:
+            self._scales = fisher_scales(
+                self._fisher, settings.damping, settings.max_scale, settings.gain
             )
-            self._scales = fisher_scales(self._fisher, settings.damping, settings.max_scale)
         self._steps += 1
         if self._steps <= settings.warmup_steps:
             return
@@ -183,22 +204,23 @@ def average_fisher(past: ByName, measured: ByName, count: int, decay: float) -> 
     return {name: past[name].lerp(new, weight) for name, new in measured.items()}
 
 
-def fisher_scales(fisher: ByName, damping: float, max_scale: float) -> ByName:
+def fisher_scales(fisher: ByName, damping: float, max_scale: float, gain: float = 1.0) -> ByName:
     """Return what each gradient is multiplied by: c / (F + damping * mean F).
 
-    c is such that sum(F * scale) = sum(F). The expected first-order gain of a step, the step size
-    times the sum of scale * gradient^2, is then that of a plain step, so the learning rate keeps
-    its meaning; parameters without gradients (dead units) do not count. That alone has no bound: a
-    single parameter with a large F raises all other scales, up to their number / damping. Where the
-    largest scale would pass ``max_scale``, c is smaller. Where F is 0 throughout the scales are 1.
+    c is such that sum(F * scale) = gain * sum(F). The expected first-order gain of a step, the step
+    size times the sum of scale * gradient^2, is then ``gain`` times that of a plain step, so the
+    learning rate keeps its meaning; parameters without gradients (dead units) do not count. That
+    alone has no bound: a single parameter with a large F raises all other scales, up to their
+    number / damping. Where the largest scale would pass ``max_scale``, c is smaller. Where F is 0
+    throughout the scales are 1.
     """
     mean = torch.cat([t.flatten() for t in fisher.values()]).mean()
     tiny = torch.finfo(mean.dtype).tiny
     relative = {name: t / mean.clamp(min=tiny) for name, t in fisher.items()}
     inverse = {name: 1 / (t + damping) for name, t in relative.items()}
-    gain = torch.cat([(relative[n] * inverse[n]).flatten() for n in fisher]).mean()
+    of_inverse = torch.cat([(relative[n] * inverse[n]).flatten() for n in fisher]).mean()
     largest = torch.stack([t.max() for t in inverse.values()]).max()
-    c = torch.where(mean > 0, torch.minimum(1 / gain, max_scale / largest), damping)
+    c = torch.where(mean > 0, torch.minimum(gain / of_inverse, max_scale / largest), damping)
     return {name: c * t for name, t in inverse.items()}
 
 
