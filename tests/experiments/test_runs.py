@@ -81,6 +81,9 @@ def test_a_run_leaves_everything_behind(
             "samples",
             "bytes_sent",
             "bytes_kept",
+            "teacher_samples",
+            "fisher_samples",
+            "measured_samples",
         }
         last = method["rounds"][-1]
         assert method["final"]["accuracy"] == last["accuracy"], name

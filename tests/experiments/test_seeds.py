@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,4 +108,5 @@ def test_later_requests_are_honoured_from_the_methods_own_result(
     assert names == [
         f"{n}.safetensors" for n in ("goldfish.2", "goldfish", "origin", "retrain.2", "retrain")
     ]
-    assert "[[deletion.then]]" in (out / "config.toml").read_text()
+    written = tomllib.loads((out / "config.toml").read_text())
+    assert [later["after"] for later in written["deletion"]["then"]] == [2]
