@@ -26,7 +26,7 @@ def test_a_round_survives_a_killed_node_and_a_client_that_raises(
     with case.deployment as deployment:
         case.flag(2, "hold").touch()
         case.flag(3, "fail").touch()
-        run = case.start("--set", "flower.timeout=40", "--set", "unlearning.rounds=1")
+        run = case.start("--set", "flower.timeout=60", "--set", "unlearning.rounds=1")
         try:
             case.wait_until(case.flag(2, "held").exists, run)
             deployment.children["node-2"].kill()
