@@ -47,7 +47,7 @@ def split(
     if tombstones:
         before |= torch.tensor([i in tombstones for i in client.retained.ids], dtype=torch.bool)
     gone = before & ~removed
-    left_over = _named(own + earlier).union(tombstones).difference(client.retained.ids)
+    left_over = named_samples(own + earlier).union(tombstones).difference(client.retained.ids)
     if not bool((removed | gone).any()) and not left_over:
         return client
     ids = client.retained.ids
@@ -59,8 +59,15 @@ def split(
     )
 
 
-def _named(requests: Sequence[DeletionRequest]) -> set[str]:
+def named_samples(requests: Sequence[DeletionRequest]) -> set[str]:
+    """Return the ids of all samples that requests name one by one."""
     return {sample_id for request in requests for sample_id in request.sample_ids or ()}
+
+
+def to_remember(client: Client) -> set[str]:
+    """Return the ids that a client that was split needs tombstones for, and has none yet."""
+    asked = {*client.gone, *(() if client.removed is None else client.removed.ids)}
+    return asked - client.state.tombstones
 
 
 def choose_rate(

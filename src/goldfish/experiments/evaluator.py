@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldfish.data import TensorExamples
+from goldfish.data import TensorExamples, removal
 from goldfish.evaluation import (
     Finding,
     Matched,
@@ -205,7 +205,7 @@ def removed_classes(scenario: Scenario) -> list[int]:
 
 def _named(scenario: Scenario, requests: Sequence[DeletionRequest]) -> Tensor:
     """Return which of the removed samples the requests name, one bool a sample."""
-    by_id = {i for request in requests for i in request.sample_ids or ()}
+    by_id = removal.named_samples(requests)
     by_class = {(r.client_id, r.class_label) for r in requests if r.class_label is not None}
     whole = {r.client_id for r in requests if r.sample_ids is None and r.class_label is None}
     ids = () if scenario.removed is None else scenario.removed.ids

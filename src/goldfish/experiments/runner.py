@@ -55,15 +55,15 @@ def run_experiment(
     The run can be stopped at any time and goes on after its last finished round with ``resume``:
     the models it then computes have the same bits as if it had not been stopped.
     """
-    going_on = resume and (out / CONFIG).exists()
-    if going_on:
-        RunDirectory.open(out, config.to_toml(), resume=True)
-    scenario = build_scenario(config, machine, out if going_on else None)
+    run: RunDirectory | None = None
+    if resume and (out / CONFIG).exists():
+        run = RunDirectory.open(out, config.to_toml(), resume=True)
+    scenario = build_scenario(config, machine, out if run else None)
     run_id = run_id_of(out)
     federation = engine(scenario, machine, run_id)
     training = _checked_plan(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
-    run = RunDirectory.open(out, config.to_toml(), resume=resume)
+    run = run or RunDirectory.open(out, config.to_toml(), resume=resume)
     run.pin(
         {
             "run": run_id,
@@ -109,8 +109,10 @@ def run_experiment(
 
 def _refuse_missing(scenario: Scenario, run: RunDirectory) -> None:
     """Raise where the original training still needs samples that are deleted already."""
+    if not scenario.missing:
+        return
     before, _ = run.load(ORIGIN)
-    if scenario.missing and (before is None or not before.final):
+    if before is None or not before.final:
         raise StoreError(
             f"{len(scenario.missing)} of the samples to be removed are not there any more, and the "
             "original training, which uses them, is not finished. Put them back until it is, or "

@@ -146,9 +146,10 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         raise ConfigError(
             f"Runs need images (channels, height, width); {data.name} has {data.image_shape}."
         )
-    partition = _partition(config, data.train)
     if run is not None and filed is not None:
         partition = partitions.explicit(run / PARTITION)
+    else:
+        partition = _partition(config, data.train)
     backdoor = None
     if config.deletion.backdoor_target is not None:
         backdoor = Backdoor(

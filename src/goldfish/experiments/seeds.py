@@ -35,7 +35,8 @@ def run_seeds(
     shape as that of one run, with means instead of single numbers. ``run`` runs one of them.
     """
     seeds = [config.seed + number for number in range(count)]
-    build_scenario(config, machine)  # what cannot run leaves no directory behind
+    # What cannot run leaves no directory behind; what goes on has stored what was asked for.
+    build_scenario(config, machine, out / f"seed-{seeds[0]}" if resume else None)
     top = RunDirectory.open(out, f"# seeds = {seeds}\n{config.to_toml()}", resume=resume)
     results = []
     for seed in seeds:

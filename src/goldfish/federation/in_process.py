@@ -218,7 +218,7 @@ class InProcess:
         if before != asked:
             client = removal.split(whole, task.requests, task.honoured)
             if self._remember:
-                tombstones.update(client.gone, client.removed.ids if client.removed else ())
+                tombstones |= removal.to_remember(client)
             self._split[task.client_id] = (*asked[:2], frozenset(tombstones)), client
         return client
 

@@ -98,7 +98,7 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
             state.tombstones.clear()
         client = client_of(task, setup, state, node)
         if setup.dataset is None:
-            store.bury(client.id, (*client.gone, *(client.removed.ids if client.removed else ())))
+            store.bury(client.id, removal.to_remember(client))
         update = carry_out(task, setup, client, node)
         return wire.encode_answer(store.commit(order, update, state))
 

@@ -212,6 +212,8 @@ class ClientStore:
     def bury(self, client_id: str, samples: Iterable[str]) -> None:
         """Remember samples that the client was asked to remove, whatever becomes of the task."""
         rows = [(client_id, sample, time.time()) for sample in samples]
+        if not rows:
+            return
         with self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO tombstones VALUES (?, ?, ?)", rows)
 

@@ -145,7 +145,8 @@ def _calibration_steps(task: Task, training: TrainingSettings, num_examples: int
 
 def _remaining(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:
     """Return the kept updates of a round but for those of clients that left."""
-    return {c: update for c, update in kept_updates(plan, entry).items() if c in plan.staying}
+    staying = set(plan.staying)
+    return {c: update for c, update in kept_updates(plan, entry).items() if c in staying}
 
 
 def _untouched(plan: Plan, kept: Mapping[str, Update]) -> dict[str, Update]:

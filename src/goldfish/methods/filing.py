@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from goldfish.errors import ConfigError
+from goldfish.methods.method import by_client
 from goldfish.methods.steps import answer
 from goldfish.types import (
     Client,
@@ -32,18 +33,11 @@ def file(
     A client that cannot be reached now is told by the first task that it is given. A class that is
     asked for at several clients may be missing at some of them, but not at all.
     """
-    askers = dict.fromkeys(request.client_id for request in requests)
+    earlier = by_client(honoured)
     config: dict[str, Scalar] = {"phase": "filing", "round": 1, "seed": 0}
     tasks = [
-        Task(
-            client_id,
-            "file",
-            {},
-            config,
-            requests=[r for r in requests if r.client_id == client_id],
-            honoured=[r for r in honoured if r.client_id == client_id],
-        )
-        for client_id in askers
+        Task(client_id, "file", {}, config, requests=own, honoured=earlier.get(client_id, ()))
+        for client_id, own in by_client(requests).items()
     ]
     replies = federation.run(tasks, STEPS)
     for failure in replies.failures:

@@ -239,8 +239,7 @@ def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
     if plan.leaving:
         raise ConfigError(
             f"{plan.leaving[0]} leaves with all of its data, so nobody is left to unteach the old "
-            "model: "
-            'use student = "fresh".'
+            'model: use student = "fresh".'
         )
     if settings.round_stop:
         raise ConfigError(

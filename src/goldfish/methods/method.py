@@ -86,7 +86,8 @@ class Plan:
     @property
     def new(self) -> list[DeletionRequest]:
         """The requests that the original model is not free of yet."""
-        return [request for request in self.requests if request not in self.honoured]
+        done = set(self.honoured)
+        return [request for request in self.requests if request not in done]
 
     @property
     def leaving(self) -> list[str]:
@@ -171,6 +172,14 @@ def deletion_kind(request: DeletionRequest) -> Deletion:
     return "client" if request.class_label is None else "class"
 
 
+def by_client(requests: Sequence[DeletionRequest]) -> dict[str, list[DeletionRequest]]:
+    """Return the requests of each client that has some, in their order."""
+    found: dict[str, list[DeletionRequest]] = {}
+    for request in requests:
+        found.setdefault(request.client_id, []).append(request)
+    return found
+
+
 def refuse_unhandled(method: Method, requests: Sequence[DeletionRequest]) -> None:
     """Raise when a method cannot remove what is asked."""
     for request in requests:
@@ -239,9 +248,9 @@ def members(plan: Plan, index: int) -> list[str]:
     count = math.ceil(plan.training.participation * len(staying))
     draws = generator(plan.seed, "participation", index, len(plan.requests))
     order = [staying[place] for place in torch.randperm(len(staying), generator=draws).tolist()]
-    first = [c for c in order if c in plan.askers]
-    others = [c for c in order if c not in plan.askers]
-    chosen = {*first, *others[: max(0, count - len(first))]}
+    askers = set(plan.askers).intersection(staying)
+    others = [client_id for client_id in order if client_id not in askers]
+    chosen = {*askers, *others[: max(0, count - len(askers))]}
     return [client_id for client_id in staying if client_id in chosen]
 
 
@@ -263,6 +272,7 @@ def ask(
     ``starts`` holds what a client is given instead of ``params``, by its id. That no client has
     any data left is an error unless ``may_be_empty``.
     """
+    new, honoured = by_client(plan.new), by_client(plan.honoured)
     tasks = [
         Task(
             client_id=client_id,
@@ -278,8 +288,8 @@ def ask(
                 "seed": plan.seed,
                 "shard_seed": plan.seed if plan.original_seed is None else plan.original_seed,
             },
-            requests=[r for r in plan.new if r.client_id == client_id],
-            honoured=[r for r in plan.honoured if r.client_id == client_id],
+            requests=new.get(client_id, ()),
+            honoured=honoured.get(client_id, ()),
         )
         for client_id in (members(plan, index) if clients is None else clients)
     ]

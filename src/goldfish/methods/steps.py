@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from goldfish.data import RandomCropFlip
+from goldfish.data import RandomCropFlip, removal
 from goldfish.errors import ConfigError
 from goldfish.params import params_of
 from goldfish.randomness import derive_seed, generator
@@ -132,7 +132,7 @@ def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]
 
 def refuse_missing(task: Task, client: Client) -> None:
     """Raise where samples are deleted already that the client must show the old model once more."""
-    named = {i for request in task.requests for i in request.sample_ids or ()}
+    named = removal.named_samples(task.requests)
     there = () if client.removed is None else client.removed.ids
     lacking = sorted(named.difference(there))
     if lacking:
