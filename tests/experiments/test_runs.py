@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import pytest
 
 from goldfish.errors import StoreError
 from goldfish.experiments.config import parse_config
-from goldfish.experiments.runner import run_experiment
+from goldfish.experiments.runner import Progress, run_experiment
 from goldfish.experiments.scenario import Machine
+from goldfish.experiments.seeds import run_seeds
 from goldfish.store import load_checkpoint
 
 Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -318,3 +319,28 @@ def test_a_lost_file_of_ids_and_deleted_samples_do_not_block_a_resumed_run(tmp_p
         pass
     assert checkpoints_of(tmp_path / "run") == checkpoints_of(tmp_path / "whole")
     assert result_of(tmp_path / "run")["deletion"]["requests"]
+
+
+def test_several_seeds_go_on_without_the_file_of_ids(tmp_path: Path) -> None:
+    """Each seed that has begun has stored what was asked for; one that has not needs the file."""
+    (tmp_path / "ids.txt").write_text("3\n5\n")
+    config = parse_config(
+        {
+            "data": {"name": "digits", "clients": 2},
+            "model": {"name": "mlp", "options": {"hidden": 8}},
+            "training": {"rounds": 1},
+            "deletion": {"samples": str(tmp_path / "ids.txt")},
+            "unlearning": {"methods": ["retrain"], "rounds": 1},
+        }
+    )
+
+    def run(*, resume: bool) -> Iterator[Progress]:
+        return run_seeds(config, tmp_path / "out", Machine(threads=1), count=2, resume=resume)
+
+    for step in (steps := run(resume=False)):
+        if step.phase == "retrain #1":
+            break
+    steps.close()  # type: ignore[attr-defined]
+    (tmp_path / "ids.txt").unlink()
+    assert [step.phase for step in run(resume=True)][-1] == "retrain #1"
+    assert result_of(tmp_path / "out")["seeds"] == [0, 1]
