@@ -205,13 +205,14 @@ class ClientStore:
         )
 
     def tombstones(self, client_id: str) -> list[str]:
-        """Return the samples that the client was once asked to remove, in that order."""
+        """Return the samples that the client was once asked to remove: oldest first, then by name."""
         query = "SELECT sample FROM tombstones WHERE client = ? ORDER BY at, sample"
         return [sample for (sample,) in self._db.execute(query, [client_id])]
 
     def bury(self, client_id: str, samples: Iterable[str]) -> None:
         """Remember samples that the client was asked to remove, whatever becomes of the task."""
-        rows = [(client_id, sample, time.time()) for sample in samples]
+        now = time.time()
+        rows = [(client_id, sample, now) for sample in samples]
         if not rows:
             return
         with self._transaction():
