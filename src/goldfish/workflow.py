@@ -32,6 +32,7 @@ from goldfish.methods.filing import file
 from goldfish.models import fresh_params
 from goldfish.settings import Settings, TrainingSettings
 from goldfish.training.fit import predict
+from goldfish.training.server_test import ServerTest, measured_samples
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     DeletionRequest,
@@ -44,7 +45,6 @@ from goldfish.types import (
     Round,
     Scalar,
 )
-from goldfish.unlearning.extension import ServerTest, measured_samples
 
 States: TypeAlias = Mapping[str, Mapping[str, Params]]
 """What each client keeps, by key."""
@@ -369,7 +369,7 @@ def _collect(
         cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase), by_server)
         scores = None
         if test is not None:
-            logits = predict(workspace.load("test", params), test)
+            logits = predict(workspace.load("test", params).module, test)
             scores = score(logits, test.labels.cpu(), logits.shape[-1])
         for failure in this.failures:
             warnings.warn(
@@ -409,5 +409,4 @@ def _divide(
 
 
 def _module(federation: Federation, params: Params) -> nn.Module:
-    module = LocalWorkspace(federation.model).load("result", params)
-    return module.eval()
+    return LocalWorkspace(federation.model).load("result", params).module.eval()
