@@ -205,7 +205,7 @@ class ClientStore:
         )
 
     def tombstones(self, client_id: str) -> list[str]:
-        """Return the samples that the client was once asked to remove: oldest first, then by name."""
+        """Return the samples that the client was asked to remove: oldest first, then by name."""
         query = "SELECT sample FROM tombstones WHERE client = ? ORDER BY at, sample"
         return [sample for (sample,) in self._db.execute(query, [client_id])]
 
