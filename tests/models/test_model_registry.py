@@ -8,8 +8,8 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
