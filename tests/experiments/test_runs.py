@@ -52,6 +52,7 @@ def test_a_run_leaves_everything_behind(finished: tuple[Path, str]) -> None:
     assert sorted(path.name for path in out.iterdir()) == [
         "checkpoints",
         "config.toml",
+        "lock",
         "metrics.jsonl",
         "partition.json",
         "pinned.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,15 +59,28 @@ def run_experiment(
     The run can be stopped at any time and goes on after its last finished round with ``resume``:
     the models it then computes have the same bits as if it had not been stopped.
     """
+    with ExitStack() as held:
+        yield from _experiment(config, out, machine, resume, engine, held)
+
+
+def _experiment(
+    config: Config,
+    out: Path,
+    machine: Machine,
+    resume: bool,
+    engine: EngineFactory,
+    held: ExitStack,
+) -> Iterator[Progress]:
     run: RunDirectory | None = None
     if resume and (out / CONFIG).exists():
-        run = RunDirectory.open(out, config.to_toml(), resume=True)
+        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=True))
     scenario = build_scenario(config, machine, out if run else None)
     run_id = run_id_of(out)
     federation = engine(scenario, machine, run_id)
     trained = _checked(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
-    run = run or RunDirectory.open(out, config.to_toml(), resume=resume)
+    if run is None:
+        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=resume))
     run.pin(
         {
             "run": run_id,

@@ -37,16 +37,17 @@ def run_seeds(
     seeds = [config.seed + number for number in range(count)]
     # What cannot run leaves no directory behind; what goes on has stored what was asked for.
     build_scenario(config, machine, out / f"seed-{seeds[0]}" if resume else None)
-    top = RunDirectory.open(out, f"# seeds = {seeds}\n{config.to_toml()}", resume=resume)
+    text = f"# seeds = {seeds}\n{config.to_toml()}"
     results = []
-    for seed in seeds:
-        place = out / f"seed-{seed}"
-        steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
-        for step in steps:
-            yield replace(step, phase=f"{step.phase} #{seed}")
-        results.append(json.loads((place / "result.json").read_text()))
-    write_whole(out / "samples.json", (out / f"seed-{seeds[0]}" / "samples.json").read_text())
-    top.write_json("result.json", combine_results(results, seeds))
+    with RunDirectory.open(out, text, resume=resume) as top:
+        for seed in seeds:
+            place = out / f"seed-{seed}"
+            steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
+            for step in steps:
+                yield replace(step, phase=f"{step.phase} #{seed}")
+            results.append(json.loads((place / "result.json").read_text()))
+        write_whole(out / "samples.json", (out / f"seed-{seeds[0]}" / "samples.json").read_text())
+        top.write_json("result.json", combine_results(results, seeds))
 
 
 def combine_results(results: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
