@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from goldfish.errors import StoreError
+from goldfish.results import ORIGIN, Record, in_words
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from goldfish.store.files import write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
@@ -96,15 +99,15 @@ class RunDirectory:
             left_over.unlink()  # it was being written when the run was killed
         return run
 
-    def save(self, phase: str, checkpoint: Checkpoint, record: Mapping[str, Any]) -> None:
+    def save(self, phase: str, checkpoint: Checkpoint, record: Record) -> None:
         """Keep a finished round: its line in the metrics, then its checkpoint."""
         with (self.path / METRICS).open("a") as file:
-            file.write(json.dumps({"phase": phase, **record}) + "\n")
+            file.write(json.dumps({"phase": phase, **record.model_dump(exclude={"std"})}) + "\n")
             file.flush()
             os.fsync(file.fileno())
         save_checkpoint(self.checkpoint_path(phase), checkpoint)
 
-    def load(self, phase: str) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
+    def load(self, phase: str) -> tuple[Checkpoint | None, list[Record]]:
         """Return the last checkpoint of a phase and the metrics up to it.
 
         Lines of rounds that have no checkpoint (the run was killed between the two) are dropped.
@@ -120,7 +123,13 @@ class RunDirectory:
                 f"{self.path / METRICS} lacks rounds of {phase}. Delete {path}: the run then "
                 "starts this phase again."
             )
-        return checkpoint, own
+        try:
+            return checkpoint, [Record.model_validate(values) for values in own]
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / METRICS} has rounds of {phase} that this version cannot read "
+                f"({in_words(error)}). Use the version that wrote it, or choose another --out."
+            ) from None
 
     def save_history(self, entry: HistoryEntry) -> None:
         """Keep what methods need of a training round: its start and every client's update."""
@@ -137,7 +146,7 @@ class RunDirectory:
         except StoreError as error:
             raise StoreError(
                 f"{path}, an update kept for a method, cannot be read. Delete "
-                f"{self.checkpoint_path('origin')}: the run then trains and records it again."
+                f"{self.checkpoint_path(ORIGIN)}: the run then trains and records it again."
             ) from error
         updates = [
             Update(client_id, kept.states[client_id]["update"], int(size), {})
