@@ -22,6 +22,8 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.version import __version__
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from rich.progress import TaskID
 
     from goldfish.experiments.config import Config
@@ -270,7 +272,7 @@ def data_fetch(
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="How many nodes (clients).")]
 Secure = Annotated[
     Path | None,
-    typer.Option("--secure", metavar="DIR", help="Keys of 'goldfish flower keys': TLS, node keys."),
+    typer.Option("--secure", metavar="DIR", help="Keys of 'flower keys new': TLS, node keys."),
 ]
 StateDir = Annotated[
     Path, typer.Option("--state-dir", help="Where server and nodes keep their state and logs.")
@@ -291,26 +293,65 @@ def flower_init(
         console.print(path, highlight=False, markup=False, soft_wrap=True)
 
 
-@flower_app.command("keys")
-def flower_keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")],
-    nodes: Nodes = 3,
-    host: Annotated[
-        list[str] | None,
-        typer.Option("--host", help="Name or address by which nodes reach the SuperLink."),
-    ] = None,
-) -> None:
+keys_app = typer.Typer(help="Certificates and keys of a federation: new, renewed, for more nodes.")
+flower_app.add_typer(keys_app, name="keys", no_args_is_help=True)
+KeyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the keys.")]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="Name or address by which nodes reach the SuperLink."),
+]
+
+
+@keys_app.command("new")
+def keys_new(folder: KeyFolder, nodes: Nodes = 3, host: Hosts = None) -> None:
     """Make a certificate authority, the SuperLink's certificate and a key pair for each node."""
     _need_flower()
     from goldfish.flower.ops.keys import make_keys
 
     keys = make_keys(folder, nodes, host or ())
-    console.print(
+    _say(
         f"Keys for {nodes} nodes are in {folder}. Each host gets only its own files "
-        f"(docs/flower.md); {keys.authority_key.name} stays on none of them.",
-        markup=False,
-        soft_wrap=True,
+        f"(docs/flower.md); {keys.authority_key.name} stays on none of them."
     )
+
+
+@keys_app.command("renew")
+def keys_renew(folder: KeyFolder, host: Hosts = None) -> None:
+    """Make the certificates anew under the same authority; nodes keep their keys."""
+    _need_flower()
+    from goldfish.flower.ops.keys import renew_keys
+
+    names = ", ".join(path.name for path in renew_keys(folder, host or ()))
+    _say(f"New in {folder}: {names}. Copy each to its host, and restart what runs there.")
+
+
+@keys_app.command("add")
+def keys_add(folder: KeyFolder, nodes: Nodes = 1) -> None:
+    """Make the files of further nodes; register their public keys on the server."""
+    _need_flower()
+    from goldfish.flower.ops.keys import add_nodes
+
+    for number in add_nodes(folder, nodes):
+        _say(f"node-{number}: flwr supernode register {folder / f'node-{number}.pub'}")
+
+
+@keys_app.command("remove")
+def keys_remove(
+    folder: KeyFolder, number: Annotated[int, typer.Argument(metavar="N", help="Of node-N.")]
+) -> None:
+    """Delete the files of a node; unregister it on the server too."""
+    _need_flower()
+    from goldfish.flower.ops.keys import remove_node
+
+    remove_node(folder, number)
+    _say(
+        f"The files of node-{number} are deleted. Whoever has a copy of its key stays a member "
+        "until the server's 'flwr supernode unregister' names it ('flwr supernode list')."
+    )
+
+
+def _say(sentence: str) -> None:
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 @flower_app.command("up")
@@ -318,6 +359,13 @@ def flower_up(
     nodes: Nodes = 3,
     secure: Secure = None,
     data_dir: DataDir = None,
+    path: Annotated[
+        Path | None, typer.Option("--path", help="Your own data (npz, image-folder), for nodes.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Your own package.module:factory that nodes may build."),
+    ] = None,
     state_dir: StateDir = FLOWER_STATE,
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="The SuperLink's port.")
@@ -330,7 +378,15 @@ def flower_up(
     _end_as_by_ctrl_c()
     try:
         console.print(f"Starting a SuperLink and {nodes} nodes ...")
-        with Deployment(state_dir, nodes, keys=secure, data_dir=data_dir, port=port) as deployment:
+        with Deployment(
+            state_dir,
+            nodes,
+            keys=secure,
+            data_dir=data_dir,
+            path=path,
+            models=model or (),
+            port=port,
+        ) as deployment:
             settings = {f"flower.{k}": v for k, v in deployment.settings.items()}
             options = "".join(
                 f" --set {k}={str(v).lower() if isinstance(v, bool) else v}"
@@ -402,10 +458,9 @@ def flower_tombstones(
 
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
-    sys.path.insert(0, "")  # a model of one's own may lie in the current folder
     try:
         app()
-    except GoldfishError as error:
+    except (GoldfishError, OSError) as error:  # a full disk shows itself anywhere
         _print_error(str(error))
         sys.exit(1)
 
@@ -419,6 +474,8 @@ def _run(
     seeds: int = 1,
 ) -> None:
     """Run an experiment under a progress bar, then show its result."""
+    if ":" in config.model.name:
+        sys.path.append("")  # a model of one's own may lie in the current folder
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from goldfish.experiments.runner import run_experiment
@@ -428,7 +485,7 @@ def _run(
     if config.engine == "flower":
         from goldfish.flower.submit import run_on_flower
 
-        _end_as_by_ctrl_c()
+        _end_once()
         once = partial(run_on_flower, tell=partial(console.print, markup=False, highlight=False))
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
@@ -470,6 +527,21 @@ def _end_as_by_ctrl_c() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler)
+
+
+def _end_once() -> None:
+    """The same, and let the first of these signals come to its end: the others wait for it."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        console.print("Stopping the run on Flower ...")
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def _need_flower() -> None:

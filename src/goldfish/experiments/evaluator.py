@@ -43,7 +43,7 @@ class Evaluator:
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
         """Return a model's logits."""
-        return predict(self._workspace.load("evaluation", params), examples)
+        return predict(self._workspace.load("evaluation", params).module, examples)
 
     def compare_with(self, params: Params) -> None:
         """Compare the memory of all models measured from now on with that of this one."""

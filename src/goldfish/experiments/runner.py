@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from goldfish.errors import DivergenceError, StoreError
-from goldfish.evaluation import round_cost
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence, environment
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
-from goldfish.methods import METHODS, Method, Plan, fedavg, not_honoured, notes_of
+from goldfish.methods import METHODS, Method, Plan, not_honoured, notes_of
 from goldfish.methods.filing import file
+from goldfish.models import fresh_params
 from goldfish.params import num_bytes
 from goldfish.results import ORIGIN, YARDSTICK, Measures, NoAnswer, Progress, Record
-from goldfish.settings import Settings
 from goldfish.store import CONFIG, RESULT, Checkpoint, KeptHistory, RunDirectory, run_id_of
 from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round
 from goldfish.workflow import (
     States,
     Trained,
+    Work,
+    bind,
+    original_training,
+    own_training,
+    run_phase,
     states_of,
-    timed,
     training_plan,
     unlearning_plan,
 )
@@ -43,15 +47,28 @@ def run_experiment(
     The run can be stopped at any time and goes on after its last finished round with ``resume``:
     the models it then computes have the same bits as if it had not been stopped.
     """
+    with ExitStack() as held:
+        yield from _experiment(config, out, machine, resume, engine, held)
+
+
+def _experiment(
+    config: Config,
+    out: Path,
+    machine: Machine,
+    resume: bool,
+    engine: EngineFactory,
+    held: ExitStack,
+) -> Iterator[Progress]:
     run: RunDirectory | None = None
     if resume and (out / CONFIG).exists():
-        run = RunDirectory.open(out, config.to_toml(), resume=True)
+        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=True))
     scenario = build_scenario(config, machine, out if run else None)
     run_id = run_id_of(out)
     federation = engine(scenario, machine, run_id)
-    training = _checked_plan(config, scenario, federation)
+    trained = _checked(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
-    run = run or RunDirectory.open(out, config.to_toml(), resume=resume)
+    if run is None:
+        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=resume))
     run.pin(
         {
             "run": run_id,
@@ -69,11 +86,10 @@ def run_experiment(
         for name, method in methods.items()
     }
     history = KeptHistory(run, {index for rounds in kept.values() for index in rounds})
-    origin = yield from _run_phase(
-        training, lambda plan: fedavg.train(plan, plan.fresh), run, evaluator, history=history
-    )
+    plan = training_plan(federation, config.training, config.seed, scenario.test)
+    origin = yield from _run_phase(plan, original_training, run, evaluator, history=history)
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
-    trained = Trained(federation, origin.params, config.training, config.seed, history=history)
+    trained = replace(trained, params=origin.params, history=history)
     for name in sorted(methods, key=lambda name: name != YARDSTICK):  # the yardstick goes first
         method = methods[name]
         try:
@@ -115,41 +131,44 @@ def check_experiment(config: Config, machine: Machine, run: Path | None = None) 
     ``run`` is the directory of a run that goes on.
     """
     scenario = build_scenario(config, machine, run)
-    _checked_plan(config, scenario, in_process(scenario, machine, ""))
+    _checked(config, scenario, in_process(scenario, machine, ""))
 
 
-def _checked_plan(config: Config, scenario: Scenario, federation: Federation) -> Plan:
-    """Return the plan of the original training, once all methods can do what is asked of them."""
-    training = training_plan(federation, config.training, config.seed, scenario.test)
+def _checked(config: Config, scenario: Scenario, federation: Federation) -> Trained:
+    """Return the federation before its training, once all methods can do what is asked of them."""
+    fresh = fresh_params(federation.model, config.seed, "initial")
+    untrained = Trained(federation, fresh, config.training, config.seed)
     for name in config.unlearning.methods:
-        _refuse_early(config, scenario, METHODS[name], training)
-    return training
+        _unlearning_plan(config, scenario, METHODS[name], untrained, scenario.requests)
+    return untrained
 
 
-def _refuse_early(config: Config, scenario: Scenario, method: Method, training: Plan) -> None:
-    """Raise before any work is done where a method cannot do what is asked of it."""
-    settings = config.methods[method.name]
-    untrained = Trained(
-        training.federation,
-        training.fresh,
-        config.training,
-        config.seed,
-        history=dict.fromkeys(
-            method.kept_rounds(settings, config.training.rounds),
-            HistoryEntry(0, training.fresh, ()),
-        ),
-        method=None if method.prepare is None else method.name,
-    )
-    unlearning_plan(
-        untrained,
-        scenario.requests,
+def _unlearning_plan(
+    config: Config,
+    scenario: Scenario,
+    method: Method,
+    trained: Trained,
+    new: Sequence[DeletionRequest],
+    honoured: Sequence[DeletionRequest] = (),
+    stage: int = 1,
+) -> Plan:
+    """Return the plan of a method's stage: its last requests are new, the model is free of others.
+
+    A stage lasts until the next request arrives, the last one for all rounds.
+    """
+    later = config.deletion.then
+    plan = unlearning_plan(
+        trained,
+        [*honoured, *new],
         method,
-        settings,
+        config.methods[method.name],
         training=config.unlearning_training,
-        rounds=config.unlearning.rounds,
+        rounds=later[stage - 1].after if stage <= len(later) else config.unlearning.rounds,
         seed=config.seed,
         test=scenario.test,
+        honoured=honoured,
     )
+    return replace(plan, phase=_phase_name(method.name, stage))
 
 
 def _phase_name(method: str, stage: int) -> str:
@@ -179,22 +198,17 @@ def _run_method(
     before: Outcome = origin
     preparation: Outcome | None = None
     if method.prepare is not None:
-        own = training_plan(
-            trained.federation,
-            config.training,
-            config.seed,
-            scenario.test,
-            phase=f"{method.name}-training",
+        plan, work = own_training(
+            trained.federation, method, settings, config.training, config.seed, scenario.test
         )
-        preparation = yield from _run_phase(own, _bind(method.prepare, settings), run, evaluator)
-        before = preparation
+        preparation = before = yield from _run_phase(plan, work, run, evaluator)
         trained = replace(
             trained,
-            params=preparation.params,
-            phase=own.phase,
+            params=before.params,
+            phase=plan.phase,
             method=method.name,
             history={},
-            memo=preparation.memo,
+            memo=before.memo,
         )
     stages: list[Sequence[Record]] = []
     honoured: list[DeletionRequest] = []
@@ -204,20 +218,9 @@ def _run_method(
         new = [*(left.request for left in lost), *stage]
         if scenario.partition is None:  # the clients alone know their data
             file(trained.federation, new, honoured)
-        plan = unlearning_plan(
-            trained,
-            [*honoured, *new],
-            method,
-            settings,
-            training=config.unlearning_training,
-            rounds=_stage_rounds(config, number),
-            seed=config.seed,
-            test=scenario.test,
-            honoured=honoured,
-        )
-        plan = replace(plan, phase=_phase_name(method.name, number))
+        plan = _unlearning_plan(config, scenario, method, trained, new, honoured, number)
         after = yield from _run_phase(
-            plan, _bind(method.unlearn, settings), run, evaluator, before.states
+            plan, bind(method.unlearn, settings), run, evaluator, before.states
         )
         stages.append(after.records)
         lost = not_honoured(plan, [record.absent for record in after.records], after.params)
@@ -234,72 +237,51 @@ def _run_method(
     )
 
 
-def _stage_rounds(config: Config, number: int) -> int:
-    """Return the rounds of a stage: until the next request arrives, or all for the last one."""
-    later = config.deletion.then
-    return later[number - 1].after if number <= len(later) else config.unlearning.rounds
-
-
-def _bind(
-    work: Callable[[Plan, Settings], Iterator[Round]], settings: Settings
-) -> Callable[[Plan], Iterator[Round]]:
-    return lambda plan: work(plan, settings)
-
-
 def _run_phase(
     plan: Plan,
-    begin: Callable[[Plan], Iterator[Round]],
+    work: Work,
     run: RunDirectory,
     evaluator: Evaluator,
     states: States | None = None,
     history: Collection[int] = (),
 ) -> Generator[Progress, None, Outcome]:
-    """Run a phase from its last checkpoint on.
+    """Run a phase from its last checkpoint on, and measure and keep each of its rounds.
 
     ``states`` is what the clients keep before it; of the rounds in ``history`` every client's
     update is kept on disk.
     """
     checkpoint, records = run.load(plan.phase)
-    done = checkpoint.round if checkpoint else 0
-    kept = checkpoint.states if checkpoint else {}
-    params = checkpoint.params if checkpoint else plan.fresh
-    memo = checkpoint.memo if checkpoint else {}
-    plan.federation.restore(_merge(states or {}, kept))
-    yield Progress(
-        phase=plan.phase,
-        round=done,
-        rounds=plan.rounds,
-        record=records[-1] if records else None,
-    )
-    if checkpoint is None or not checkpoint.final:
-        last = Round(done, params, (), (), 0, memo=checkpoint.memo) if checkpoint else None
-        for this, seconds in timed(begin(replace(plan, last=last))):
-            before, params, memo = params, this.params, this.memo
-            kept = states_of(plan.federation, plan.phase)
-            by_server = 0 if plan.server is None else plan.server.take_measured()
-            cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase), by_server)
-            history_bytes = 0
-            if this.index in history:
-                entry = HistoryEntry(this.index, before, this.updates)
-                run.save_history(entry)
-                kept_models = [entry.start, *(u.params for u in entry.updates)]
-                history_bytes = sum(num_bytes(model) for model in kept_models)
-            scores = evaluator.measure(params, plan.requests)
-            record = Record(
-                round=this.index,
-                failures=[NoAnswer(**asdict(failure)) for failure in this.failures],
-                absent=list(this.absent),
-                history_bytes=history_bytes,
-                **scores.model_dump(include=set(Measures.model_fields)),
-                **cost.model_dump(),
-            )
-            records.append(record)
-            run.save(
-                plan.phase, Checkpoint(this.index, params, kept, this.final, this.memo), record
-            )
-            rounds = this.index if this.final else plan.rounds
-            yield Progress(phase=plan.phase, round=this.index, rounds=rounds, record=record)
-    return Outcome(params, records, kept, memo)
+    last, rounds = checkpoint or Checkpoint(0, plan.fresh), plan.rounds
+    before = records[-1] if records else None
+    yield Progress(phase=plan.phase, round=last.round, rounds=rounds, record=before)
+    if last.final:
+        return Outcome(last.params, records, last.states, last.memo)
+    if checkpoint is not None:
+        done = Round(last.round, last.params, (), (), 0, memo=last.memo)
+        plan = replace(plan, last=done)
+    for finished in run_phase(plan, work, _merge(states or {}, last.states)):
+        this, history_bytes = finished.round, 0
+        if this.index in history:
+            entry = HistoryEntry(this.index, finished.start, this.updates)
+            run.save_history(entry)
+            kept_models = [entry.start, *(u.params for u in entry.updates)]
+            history_bytes = sum(num_bytes(model) for model in kept_models)
+        scores = evaluator.measure(this.params, plan.requests)
+        record = Record(
+            round=this.index,
+            failures=[NoAnswer(**asdict(failure)) for failure in this.failures],
+            absent=list(this.absent),
+            history_bytes=history_bytes,
+            **scores.model_dump(include=set(Measures.model_fields)),
+            **finished.cost.model_dump(),
+        )
+        records.append(record)
+        kept = states_of(plan.federation, plan.phase)
+        last = Checkpoint(this.index, this.params, kept, this.final, this.memo)
+        run.save(plan.phase, last, record)
+        rounds = this.index if this.final else plan.rounds
+        yield Progress(phase=plan.phase, round=this.index, rounds=rounds, record=record)
+    return Outcome(last.params, records, last.states, last.memo)
 
 
 def _merge(before: States, own: States) -> States:

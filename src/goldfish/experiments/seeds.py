@@ -47,16 +47,17 @@ def run_seeds(
     seeds = [config.seed + number for number in range(count)]
     # What cannot run leaves no directory behind; what goes on has stored what was asked for.
     build_scenario(config, machine, out / f"seed-{seeds[0]}" if resume else None)
-    top = RunDirectory.open(out, f"# seeds = {seeds}\n{config.to_toml()}", resume=resume)
+    text = f"# seeds = {seeds}\n{config.to_toml()}"
     results = []
-    for seed in seeds:
-        place = out / f"seed-{seed}"
-        steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
-        for step in steps:
-            yield step.model_copy(update={"phase": f"{step.phase} #{seed}"})
-        results.append(Result.read(place / RESULT))
-    write_whole(out / "samples.json", (out / f"seed-{seeds[0]}" / "samples.json").read_text())
-    top.write_json(RESULT, combine_results(results, seeds).model_dump())
+    with RunDirectory.open(out, text, resume=resume) as top:
+        for seed in seeds:
+            place = out / f"seed-{seed}"
+            steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
+            for step in steps:
+                yield step.model_copy(update={"phase": f"{step.phase} #{seed}"})
+            results.append(Result.read(place / RESULT))
+        write_whole(out / "samples.json", (out / f"seed-{seeds[0]}" / "samples.json").read_text())
+        top.write_json(RESULT, combine_results(results, seeds).model_dump())
 
 
 def combine_results(results: Sequence[Result], seeds: Sequence[int]) -> Result:

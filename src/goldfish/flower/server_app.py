@@ -44,7 +44,8 @@ def main(grid: Grid, context: Context) -> None:
     config = _config(settings, run_dir)
     if not (run_dir / CONFIG).exists():
         check_experiment(config, machine)
-        RunDirectory.open(run_dir, config.to_toml(), resume=False)
+        with RunDirectory.open(run_dir, config.to_toml(), resume=False):
+            pass  # who follows it finds the directory
     # A finished run has nothing to ask of anybody, and must not wait for nodes that are gone.
     engine = engine_on(grid, config, greet=not (run_dir / RESULT).exists())
     token = str(settings.get("token") or "")
