@@ -94,6 +94,10 @@ Compile = Annotated[
     bool,
     typer.Option("--compile", help="Compile the models; may change the last bits."),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
 
 
@@ -124,12 +128,7 @@ def run(
             help="With --resume: go on although device, PyTorch or CPU are not those of before.",
         ),
     ] = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."
-        ),
-    ] = None,
+    set_: Settings = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
     workers: Workers = None,
@@ -150,6 +149,75 @@ def run(
     loaded = load_config(config, set_ or (), seed=seed)
     machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
+
+
+@app.command()
+def presets() -> None:
+    """List the tables and figures of the paper that 'goldfish reproduce' runs."""
+    from goldfish.experiments.reproduce import Reproduction, preset_names
+
+    rows = []
+    for name in preset_names():
+        work = Reproduction.of(name, Path())
+        rows.append((name, work.preset.title, str(work.seeds), str(len(work.cells()))))
+    _print_table(("preset", "what it shows", "seeds", "runs"), rows)
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="From 'goldfish presets'.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Where all runs and a folder of results for each NAME go.")
+    ] = Path("runs/reproduce"),
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Instead of the preset's number of seeds.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute's version: little data, one seed, few rows.")
+    ] = False,
+    set_: Settings = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option("--summary", metavar="DIR", help="Write the pages of results in DIR anew."),
+    ] = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+    threads: Threads = None,
+    compile_: Compile = False,
+) -> None:
+    """Run tables and figures of the paper, and set their claims beside what comes out.
+
+    A run that is finished is not run again; one that was interrupted goes on.
+    """
+    from goldfish.experiments.reproduce import Reproduction
+    from goldfish.experiments.scenario import Machine
+    from goldfish.report.reproduction import PAGE, write_results, write_summary
+
+    if bool(names) == (summary is not None):
+        raise ConfigError(
+            "Give the NAME of a preset ('goldfish presets' lists them), or --summary."
+        )
+    if summary is not None:
+        _say(f"Summary: {write_summary(summary)}")
+    wanted = names or []
+    all_work = [
+        Reproduction.of(name, out, seeds=seeds, quick=quick, overrides=set_ or ())
+        for name in wanted
+    ]
+    machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere=True)
+    for work in all_work:
+        cells = work.cells()
+        for place, cell in enumerate(cells, start=1):
+            _say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
+            if not cell.finished:
+                again = f"goldfish reproduce {' '.join(wanted)} with the same options"
+                _watch(cell.run(machine), again, transient=True)
+        folder = work.finish()
+        _print_table(("claim", "here", ""), write_results(folder, work.preset))
+        _say(f"Results: {folder / PAGE}")
 
 
 @app.command()
@@ -476,8 +544,6 @@ def _run(
     """Run an experiment under a progress bar, then show its result."""
     if ":" in config.model.name:
         sys.path.append("")  # a model of one's own may lie in the current folder
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from goldfish.experiments.runner import run_experiment
     from goldfish.experiments.seeds import run_seeds
 
@@ -489,6 +555,17 @@ def _run(
         once = partial(run_on_flower, tell=partial(console.print, markup=False, highlight=False))
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
+    again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
+    _watch(steps, again, close=config.engine == "flower")
+    _print_result(out)
+
+
+def _watch(
+    steps: Iterator[Step], again: str, *, close: bool = False, transient: bool = False
+) -> None:
+    """Show the progress of a run; where it is interrupted, say what goes on with it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(),
@@ -498,7 +575,7 @@ def _run(
     )
     bars: dict[str, TaskID] = {}
     try:
-        with Progress(*columns, console=console) as progress:
+        with Progress(*columns, console=console, transient=transient) as progress:
             for step in steps:
                 if step.phase not in bars:
                     bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")
@@ -512,14 +589,12 @@ def _run(
                     where = f"{step.phase}, round {step.round}: {failure.client_id}"
                     progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
     except KeyboardInterrupt:
-        if config.engine == "flower":
+        if close:
             steps.close()  # type: ignore[attr-defined]
-        again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
         console.print(f"Interrupted. Finished rounds are kept; go on with: {again}")
         sys.stdout.flush()
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)
-    _print_result(out)
 
 
 def _end_as_by_ctrl_c() -> None:
