@@ -154,13 +154,11 @@ def run(
 @app.command()
 def presets() -> None:
     """List the tables and figures of the paper that 'goldfish reproduce' runs."""
-    from goldfish.experiments.reproduce import Reproduction, preset_names
+    from goldfish.experiments.reproduce import load_preset, preset_names
 
-    rows = []
-    for name in preset_names():
-        work = Reproduction.of(name, Path())
-        rows.append((name, work.preset.title, str(work.seeds), str(len(work.cells()))))
-    _print_table(("preset", "what it shows", "seeds", "runs"), rows)
+    known = [load_preset(name) for name in preset_names()]
+    rows = ((preset.name, preset.title, str(preset.seeds)) for preset in known)
+    _print_table(("preset", "what it shows", "seeds"), rows)
 
 
 @app.command()

@@ -43,6 +43,8 @@ TITLES = {
     "accuracy": "Accuracy on clean test images, %",
     "backdoor_success": "Backdoor success, %",
 }
+PANEL, LEGEND = 4.8, 2.8
+"""Widths in a plot, in inches."""
 DASH, DOTS = (0, (4, 3)), (0, (1, 2))
 Held: TypeAlias = Literal["holds", "holds in part", "does not hold", "not measured"]
 Key: TypeAlias = tuple[float, str, str]
@@ -273,11 +275,13 @@ def plot(preset: Preset, numbers: Numbers) -> str:
     metrics = [metric for metric in preset.metrics if metric != preset.error]
     look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {preset.name}", "font.size": 9.0}
     with matplotlib.style.context(look, after_reset=True):
-        figure = Figure(figsize=(4.8 * len(metrics) + 1.6, 3.8), layout="constrained")
+        width = PANEL * len(metrics) + LEGEND
+        figure = Figure(figsize=(width, 3.8))
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+        figure.subplots_adjust(0.6 / width, 0.14, 1 - LEGEND / width, 0.91, wspace=0.22)
         for axes, metric in zip(panels, metrics, strict=True):
             _draw(axes, preset, numbers, metric)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="upper right")
         buffer = io.StringIO()
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", metadata=nothing)
@@ -320,8 +324,8 @@ def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
 SUMMARY = """# Results
 
 The claims of the paper, each with what was measured here. A row comes from a preset that was run
-as it stands: `goldfish presets` lists them, `goldfish reproduce NAME` runs one. This page, and those
-that it links, are written by `goldfish reproduce --summary docs/results` from the CSV files there.
+as it stands: `goldfish presets` lists them, `goldfish reproduce NAME` runs one. This page, and the
+pages that it links, are made by `goldfish reproduce --summary docs/results` from the CSV files.
 """
 
 
