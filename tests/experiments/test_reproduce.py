@@ -52,8 +52,8 @@ TRAIN, TEST = 200, 40
 SMALLER = (
     'model.name="mlp"',
     "model.options={hidden=8}",
-    f"data.train_samples={TRAIN}",
-    f"data.test_samples={TEST}",
+    f"data.limit_train={TRAIN}",
+    f"data.limit_test={TEST}",
     "training.local_epochs=1",
     "unlearning.rounds=1",
 )
@@ -130,6 +130,20 @@ def test_every_preset_runs(name: str, data_dir: Path, shared: Path) -> None:
         assert words in page
     assert "<svg" in (folder / PLOT).read_text()
     assert json.loads((folder / ABOUT).read_text())["complete"] is False
+
+
+def test_a_preset_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ``like`` another one but for what it says; its settings are added to the other's."""
+    for name in ("figure-8a", "figure-6"):
+        shutil.copy(PRESETS / f"{name}.toml", tmp_path)
+    text = 'like = "figure-8a"\ntitle = "Mine"\n[base.data]\nclients = 7\n'
+    (tmp_path / "mine.toml").write_text(text)
+    monkeypatch.setattr("goldfish.experiments.reproduce.PRESETS", tmp_path)
+    assert "mine" in preset_names()
+    mine, other = load_preset("mine"), load_preset("figure-8a")
+    assert (mine.title, mine.base["data"]["clients"]) == ("Mine", 7)
+    assert mine.base["data"]["partition"] == other.base["data"]["partition"]
+    assert (mine.series, mine.claims) == (other.series, other.claims)
 
 
 def test_tables_and_figures_share_their_runs(tmp_path: Path) -> None:
@@ -225,7 +239,7 @@ def test_a_claim_is_judged_row_by_row() -> None:
     assert judged.held == "holds in part"
     assert judged.detail == (
         "at 1 of 2 rows; furthest off at 2 (80.00 against 85.00 of theirs); "
-        "1 differences are within the spread over the seeds"
+        "within the spread over the seeds: 1 difference"
     )
     assert judge_claim(claim(than=["theirs"], margin=5), found).held == "holds"
     assert judge_claim(claim(than=["theirs"], at=[2]), found).held == "does not hold"
@@ -348,7 +362,7 @@ def test_a_deletion_by_shard_hits_as_few_shards_as_can_hold_it() -> None:
 
 
 def test_a_run_may_use_a_part_of_the_data() -> None:
-    config = config_of(data={"train_samples": 100, "test_samples": 30})
+    config = config_of(data={"limit_train": 100, "limit_test": 30})
     scenario = build_scenario(config, Machine())
     assert sum(len(client.retained) for client in scenario.clients) == 100
     assert len(scenario.test) == 30

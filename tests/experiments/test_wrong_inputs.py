@@ -99,7 +99,7 @@ CASES = [
         ('unlearning.methods=["goldfsh"]',),
     ),
     Wrong("method twice", ("listed twice",), ('unlearning.methods=["retrain", "retrain"]',)),
-    Wrong("too many samples", ("data.train_samples", "lower it"), ("data.train_samples=9999",)),
+    Wrong("too many samples", ("data.limit_train", "lower it"), ("data.limit_train=9999",)),
     Wrong(
         "misspelt model",
         ("Unknown model 'lenet6'", "Did you mean 'lenet5'?"),

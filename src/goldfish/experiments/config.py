@@ -49,9 +49,9 @@ class DataSettings(Settings):
     """Concentration of the Dirichlet label skew: the smaller, the more skewed."""
     manifest: str | None = None
     """With partition = "explicit": a partition.json of another run, or one of your own."""
-    train_samples: Count | None = None
+    limit_train: Count | None = None
     """Use only so many of the training samples, drawn by the seed."""
-    test_samples: Count | None = None
+    limit_test: Count | None = None
     """Use only so many of the test samples, drawn by the seed."""
     members: Annotated[list[str], Field(min_length=1)] | None = None
     """Clients with data of their own on their nodes; name and path are the server's test set."""
@@ -69,7 +69,7 @@ class DataSettings(Settings):
             raise ValueError("members are different names, each without spaces")
         if names and self.manifest is not None:
             raise ValueError("members have data of their own, which no manifest divides")
-        if names and (self.train_samples or self.test_samples):
+        if names and (self.limit_train or self.limit_test):
             raise ValueError("members have data of their own, of which all is used")
         return self
 
@@ -139,7 +139,7 @@ class UnlearningSettings(Settings):
     """How to unlearn; what is left out is as in the training."""
 
     methods: list[str] = Field(default=["goldfish", "retrain"])
-    """Methods from ``goldfish methods``, each from the same trained federation; []: train alone."""
+    """Methods from ``goldfish methods``, from one trained federation; with [] a run only trains."""
     rounds: Count = 10
     """Rounds that each method gets."""
     learning_rate: Positive | None = None

@@ -213,9 +213,9 @@ def quickened(preset: Preset) -> Preset:
     """Return the preset as ``--quick`` runs it: one seed, few rows, small settings."""
     rows = preset.quick.x or preset.x.values
     claims = [
-        claim.model_copy(update={"at": [at for at in claim.at if at in rows]})
+        claim.model_copy(update={"at": [at for at in claim.at if at in rows]}) if rows else claim
         for claim in preset.claims
-        if not claim.at or set(claim.at) & set(rows)
+        if not (rows and claim.at) or set(claim.at) & set(rows)
     ]
     changed = {"seeds": 1, "claims": claims, "x": preset.x.model_copy(update={"values": rows})}
     return preset.model_copy(update=changed)

@@ -152,8 +152,8 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         )
     data = replace(
         data,
-        train=_draw(data.train, config.data.train_samples, config.seed, "train"),
-        test=_draw(data.test, config.data.test_samples, config.seed, "test"),
+        train=_draw(data.train, config.data.limit_train, config.seed, "train"),
+        test=_draw(data.test, config.data.limit_test, config.seed, "test"),
     )
     if run is not None and filed is not None:
         partition = _read_partition(run)
@@ -223,7 +223,7 @@ def _draw(examples: TensorExamples, count: int | None, seed: int, half: str) -> 
     if count is None:
         return examples
     if count > len(examples):
-        raise ConfigError(f"data.{half}_samples: {count} of {len(examples)} samples; lower it.")
+        raise ConfigError(f"data.limit_{half}: {count} of {len(examples)} samples; lower it.")
     order = torch.randperm(len(examples), generator=generator(seed, "samples", half))
     positions = order[:count].sort().values
     return select(examples, positions, [examples.ids[place] for place in positions.tolist()])

@@ -26,7 +26,7 @@ from goldfish.experiments.reproduce import (
     paper_values,
     preset_names,
 )
-from goldfish.report.formatting import NOTHING, listing
+from goldfish.report.formatting import NOTHING, listing, plural
 from goldfish.results import BY_KEY
 from goldfish.store import write_whole
 from goldfish.unlearning.optimization import ShardOption, plan_shards
@@ -120,14 +120,14 @@ def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
                 text = f"{x:g} ({number(own.mean)} against {number(other.mean)} of {name})"
                 missed[x] = max(missed.get(x, (0.0, "")), (-gain, text))
             spread = math.hypot(own.std or 0.0, other.std or 0.0)
-            close += abs(own.mean - other.mean) <= spread and claim.holds != "alike"
+            close += 0 < spread >= abs(own.mean - other.mean) and claim.holds != "alike"
     if not rows:
         return Judged(claim.text, "not measured", "")
     detail = f"at {len(rows) - len(missed)} of {len(rows)} rows"
     if missed:
         detail += f"; furthest off at {max(missed.values())[1]}"
     if close:
-        detail += f"; {close} differences are within the spread over the seeds"
+        detail += f"; within the spread over the seeds: {plural(close, 'difference')}"
     some: Held = "holds in part" if len(missed) < len(rows) else "does not hold"
     return Judged(claim.text, some if missed else "holds", detail)
 
@@ -136,11 +136,10 @@ def _others(claim: Claim, numbers: Numbers, x: float) -> dict[str, Number | None
     """Return what the subject is compared with on a row, by name."""
     if claim.bound is not None:
         return {"the bound": Number(claim.bound, None)}
-    paper = numbers.paper.get((x, claim.subject, claim.metric))
-    return {
-        name: paper if name == "paper" else numbers.ours.get((x, name, claim.metric))
-        for name in claim.than
-    }
+    others = {name: numbers.ours.get((x, name, claim.metric)) for name in claim.than}
+    if "paper" in others:
+        others["paper"] = numbers.paper.get((x, claim.subject, claim.metric))
+    return others
 
 
 def _gain(claim: Claim, difference: float) -> float:
@@ -316,6 +315,8 @@ def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
             axes.plot(list(told), values, linestyle=DASH, color=look["color"], label=label)
     if preset.x.training:
         axes.axvline(preset.base["training"]["rounds"], color="red", linestyle=DOTS)
+    if preset.x.setting is None:
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(title_of(metric))
     axes.set_xlabel(preset.x.label)
     axes.grid(axis="y", linewidth=0.5, alpha=0.5)
