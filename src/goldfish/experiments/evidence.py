@@ -33,7 +33,7 @@ from goldfish.experiments.quality import (
 )
 from goldfish.experiments.scenario import Scenario
 from goldfish.methods import deletion_kind
-from goldfish.types import DeletionRequest, NotHonoured, Params, Scalar
+from goldfish.types import DeletionRequest, Memo, NotHonoured, Params
 from goldfish.version import __version__
 
 SCHEMA = 1
@@ -47,7 +47,7 @@ class Outcome:
     params: Params
     records: Sequence[Mapping[str, Any]]
     states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
-    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict)
     """What its last round remembered."""
     notes: Sequence[str] = ()
     not_honoured: Sequence[NotHonoured] = ()

@@ -14,20 +14,12 @@ from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
-from goldfish.methods import METHODS, Method, Plan, fedavg, not_honoured, notes_of
+from goldfish.methods import METHODS, Method, Plan, Trained, fedavg, not_honoured, notes_of
 from goldfish.methods.filing import file
 from goldfish.params import num_bytes
-from goldfish.settings import Settings
 from goldfish.store import BEFORE, CONFIG, Checkpoint, KeptHistory, RunDirectory, run_id_of
-from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round
-from goldfish.workflow import (
-    States,
-    Trained,
-    states_of,
-    timed,
-    training_plan,
-    unlearning_plan,
-)
+from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round, S, States
+from goldfish.workflow import states_of, timed, training_plan, unlearning_plan
 
 ORIGIN = "origin"
 
@@ -137,7 +129,7 @@ def _checked_plan(config: Config, scenario: Scenario, federation: Federation) ->
     return training
 
 
-def _refuse_early(config: Config, scenario: Scenario, method: Method, training: Plan) -> None:
+def _refuse_early(config: Config, scenario: Scenario, method: Method[Any], training: Plan) -> None:
     """Raise before any work is done where a method cannot do what is asked of it."""
     settings = config.methods[method.name]
     untrained = Trained(
@@ -179,7 +171,7 @@ def _numbered(stages: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, A
 def _run_method(
     config: Config,
     scenario: Scenario,
-    method: Method,
+    method: Method[Any],
     trained: Trained,
     origin: Outcome,
     run: RunDirectory,
@@ -252,7 +244,7 @@ def _stage_rounds(config: Config, number: int) -> int:
 
 
 def _bind(
-    work: Callable[[Plan, Settings], Iterator[Round]], settings: Settings
+    work: Callable[[Plan, S], Iterator[Round]], settings: S
 ) -> Callable[[Plan], Iterator[Round]]:
     return lambda plan: work(plan, settings)
 

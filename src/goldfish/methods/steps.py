@@ -13,7 +13,7 @@ from goldfish.data import RandomCropFlip, removal
 from goldfish.errors import ConfigError
 from goldfish.params import params_of
 from goldfish.randomness import derive_seed, generator
-from goldfish.settings import TrainingSettings, learning_rate_at
+from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Transform, plain_batches, reads_alike
 from goldfish.training.fit import Fitted, cross_entropy_objective, fit, predict
 from goldfish.types import Client, Examples, Params, Task, Update, Workspace
@@ -22,18 +22,13 @@ Fit: TypeAlias = Callable[..., Fitted]
 """The training loop, :func:`goldfish.training.fit.fit`, or that loop with more arguments given."""
 
 
-def task_generator(task: Task, purpose: str, *parts: int) -> torch.Generator:
+def task_generator(task: Task[Any], purpose: str, *parts: int) -> torch.Generator:
     """Return the generator for one purpose of this client in this round.
 
     The method's name is not part of it: all methods see the data in the same order.
     """
-    seed, index = int(task.config["seed"]), int(task.config["round"])
-    return generator(seed, purpose, index, task.client_id, *parts)
-
-
-def task_learning_rate(task: Task, settings: TrainingSettings) -> float:
-    """Return the step size of the task's round."""
-    return learning_rate_at(settings, int(task.config["round"]), int(task.config["last_round"]))
+    context = task.context
+    return generator(context.seed, purpose, context.round, task.client_id, *parts)
 
 
 def transform_of(settings: TrainingSettings) -> Transform | None:
@@ -42,20 +37,21 @@ def transform_of(settings: TrainingSettings) -> Transform | None:
 
 
 def train_on(
-    task: Task,
+    task: Task[Any],
     examples: Examples,
     workspace: Workspace,
-    settings: TrainingSettings,
     start: Params,
     *purpose: int,
+    settings: TrainingSettings | None = None,
     fit: Fit = fit,
     **more: Any,
 ) -> tuple[Params, Fitted]:
     """Train a model from ``start`` on examples with the cross-entropy loss.
 
-    ``purpose`` tells several trainings of one task apart. ``fit`` is given ``more`` beside what the
-    task says; a ``learning_rate`` among it counts instead of that of the task's round.
+    ``purpose`` tells several trainings of one task apart. ``settings`` count instead of the task's,
+    and ``more`` is given to ``fit`` beside, or instead of, what the task says.
     """
+    settings = settings or task.training
     model = workspace.load("student", start)
     order = task_generator(task, "batches", *purpose)
     device = next(model.parameters()).device
@@ -66,13 +62,13 @@ def train_on(
         cross_entropy_objective,
         settings,
         generator=order,
-        **{"learning_rate": task_learning_rate(task, settings), **more},
+        **{"learning_rate": task.context.learning_rate, **more},
     )
     return params_of(model), fitted
 
 
 def teacher_of(
-    task: Task,
+    task: Task[Any],
     client: Client,
     workspace: Workspace,
     name: str,
@@ -82,28 +78,29 @@ def teacher_of(
 ) -> tuple[Tensor | nn.Module, int]:
     """Return what a teacher says of examples, and of how many it was asked here.
 
-    ``name`` is that of the task's constant; the task's configuration holds its digest as
-    ``{name}_digest``. A teacher does not change in a phase, so it is asked in the first round that
-    the client takes part in, and its logits are kept for the others: one set for each ``purpose``
-    (a shard), until another phase comes. Where the inputs change, by ``transform`` or in the
-    dataset itself, it is the model that is returned, to be asked batch by batch.
+    ``name`` is that of the task's constant. A teacher does not change in a phase, so it is asked in
+    the first round that the client takes part in, and its logits are kept for the others: one set
+    for each ``purpose`` (a shard), until another phase comes. Where the inputs change, by
+    ``transform`` or in the dataset itself, it is the model that is returned, to be asked batch by
+    batch.
     """
+    constant = task.constants[name]
     if transform is not None:
-        return workspace.load("teacher", task.constants[name]), 0
+        return workspace.load("teacher", constant.params), 0
     ids = _digest_of_ids(tuple(examples.ids))
-    fingerprint = f"{task.config['phase']} {task.config[f'{name}_digest']} {ids}"
+    fingerprint = f"{task.context.phase} {constant.digest} {ids}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     asked = 0
     if logits is None or found != fingerprint:
         logits = torch.empty(0)  # stands for inputs that change
         if reads_alike(examples):
-            teacher = workspace.load("teacher", task.constants[name])
+            teacher = workspace.load("teacher", constant.params)
             logits = predict(teacher, examples).to(next(teacher.parameters()).device)
             asked = len(examples)
         client.state.cache[key] = fingerprint, logits
     if not len(logits):
-        return workspace.load("teacher", task.constants[name]), 0
+        return workspace.load("teacher", constant.params), 0
     return logits, asked
 
 
@@ -117,7 +114,7 @@ def shard_key(phase: str, index: int) -> str:
     return f"{phase}/shard-{index}"
 
 
-def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]) -> Update:
+def answer(task: Task[Any], params: Params, num_examples: int, fits: Sequence[Fitted]) -> Update:
     """Return the update; its loss is the mean risk of the last epochs."""
     last = [fitted.epoch_risks[-1] for fitted in fits]
     metrics = {
@@ -130,7 +127,7 @@ def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]
     return Update(task.client_id, params, num_examples, metrics)
 
 
-def refuse_missing(task: Task, client: Client) -> None:
+def refuse_missing(task: Task[Any], client: Client) -> None:
     """Raise where samples are deleted already that the client must show the old model once more."""
     named = removal.named_samples(task.requests)
     there = () if client.removed is None else client.removed.ids
@@ -143,7 +140,7 @@ def refuse_missing(task: Task, client: Client) -> None:
         )
 
 
-def check_asker(task: Task, client: Client) -> None:
+def check_asker(task: Task[Any], client: Client) -> None:
     """Raise where a client cannot unteach the old model what it wants removed.
 
     For methods that forget through their askers: they start from a model that knows the data.
@@ -157,6 +154,6 @@ def check_asker(task: Task, client: Client) -> None:
         )
 
 
-def nothing_to_learn(task: Task) -> Update:
+def nothing_to_learn(task: Task[Any]) -> Update:
     """Return the answer of a client that has no data left."""
     return answer(task, task.arrays["model"], 0, [])
