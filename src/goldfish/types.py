@@ -5,13 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
 from goldfish.settings import Checked, Settings, TrainingSettings
+
+if TYPE_CHECKING:
+    from goldfish.training.workspace import LoadedModel
 
 Params: TypeAlias = Mapping[str, Tensor]
 """A detached state dict: all weights and all buffers. Never mutated."""
@@ -253,8 +256,8 @@ class HistoryEntry:
 class Workspace(Protocol):
     """Where a client step finds its models; one for each worker, so never shared."""
 
-    def load(self, role: str, params: Params) -> nn.Module:
-        """Return this worker's module for ``role``, holding ``params``."""
+    def load(self, role: str, params: Params) -> LoadedModel:
+        """Return this worker's model for ``role``, holding ``params``."""
 
 
 class Federation(Protocol):

@@ -103,6 +103,8 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         client = client_of(task, setup, state, node)
         if setup.dataset is None:
             store.bury(client.id, removal.to_remember(client))
+        if task.step is not filing.FILE:
+            node.check_samples(len(client.retained))
         update = carry_out(task, setup, client, node)
         return wire.encode_answer(store.commit(order, update, state))
 
@@ -132,6 +134,7 @@ def client_of(task: Task[Any], setup: ClientSetup, state: StoredState, node: Nod
 
 def carry_out(task: Task[Any], setup: ClientSetup, client: Client, node: Node) -> Update:
     """Run the step; the global generator is as in any other engine."""
+    node.check_model(setup.model.name)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
     purpose = (str(task.context.round), task.client_id)
     with seeded_globally(task.context.seed, *purpose), workspace.active():

@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 from goldfish.errors import WireError
 from goldfish.params import Shapes, digest, shapes_of
 from goldfish.settings import Checked, Count, TrainingSettings
-from goldfish.training.workspace import MEMBERS, count_members
+from goldfish.training.workspace import MEMBERS, ensemble_size
 from goldfish.types import Context, DeletionRequest, Params, Task, Update
 
 IDENTIFY = "query.identify"
@@ -275,7 +275,7 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
     """
     shapes = _shapes(data)
     if like is not None:
-        count = count_members(like) and count_members(shapes)
+        count = ensemble_size(like) and ensemble_size(shapes)
         members = tuple(f"{MEMBERS}{place}." for place in range(count))
         like = {n: s for n, s in like.items() if not members or n.startswith(members)}
         _refuse_misfit(shapes, like)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from torch import Tensor, nn
-
 from goldfish.errors import ConfigError
 from goldfish.methods.method import WEIGHTS, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
@@ -22,8 +20,8 @@ from goldfish.methods.steps import (
     teacher_of,
     transform_of,
 )
-from goldfish.params import params_of
 from goldfish.training.fit import Fitted
+from goldfish.training.teacher import Teacher
 from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
@@ -156,13 +154,10 @@ def _retrain(
     training, settings = task.training, task.settings
     student = workspace.load("student", start)
     transform = transform_of(training)
-    teacher: Tensor | nn.Module
     if settings.mu_d > 0:
-        teacher, asked = teacher_of(
-            task, client, workspace, "teacher", retained, transform, *purpose
-        )
+        teacher = teacher_of(task, client, workspace, "teacher", retained, transform, *purpose)
     else:
-        teacher, asked = workspace.load("teacher", task.constants["teacher"].params), 0
+        teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
     fitted = retrain_student(
         student,
         teacher,
@@ -175,8 +170,7 @@ def _retrain(
         removed_generator=task_generator(task, "removed", *purpose),
         transform=transform,
     )
-    looked = asked + fitted.teacher_samples
-    return params_of(student), replace(fitted, teacher_samples=looked)
+    return student.params(), fitted
 
 
 def needs_askers(plan: Plan, settings: GoldfishSettings) -> bool:

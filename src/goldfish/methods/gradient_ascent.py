@@ -32,7 +32,7 @@ from goldfish.methods.steps import (
     task_generator,
     transform_of,
 )
-from goldfish.params import distance, params_of
+from goldfish.params import distance
 from goldfish.settings import Count, NonNegative, Positive, Settings
 from goldfish.training.batches import Batch, plain_batches
 from goldfish.training.fit import fit
@@ -94,8 +94,8 @@ def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
 def _reach(plan: Plan) -> float:
     """Return the distance between the weights of the old and the fresh model, without buffers."""
     original = plan.origin.params
-    model = LocalWorkspace(plan.federation.model).load("old", original)
-    weights = [name for name, _ in model.named_parameters()]
+    module = LocalWorkspace(plan.federation.model).load("old", original).module
+    weights = [name for name, _ in module.named_parameters()]
     return distance({n: original[n] for n in weights}, plan.fresh)
 
 
@@ -110,17 +110,15 @@ def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace
     fitted = fit(
         model,
         len(client.removed),
-        plain_batches(
-            client.removed, next(model.parameters()).device, order, transform_of(training)
-        ),
+        plain_batches(client.removed, model.device, order, transform_of(training)),
         ascent_objective,
         training.model_copy(update={"local_epochs": settings.ascent_epochs}),
         learning_rate=task.context.learning_rate,
         generator=order,
         precondition=clipping(settings.clip),
-        after_step=projection(model, settings.distance, settings.ascent_stop),
+        after_step=projection(model.module, settings.distance, settings.ascent_stop),
     )
-    return _also(answer(task, params_of(model), len(client.removed), [fitted]), client)
+    return _also(answer(task, model.params(), len(client.removed), [fitted]), client)
 
 
 ASCEND = Step("ascend", ascend_step, AscentSettings)

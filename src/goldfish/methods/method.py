@@ -15,6 +15,7 @@ from goldfish.evaluation import Cost, Scores
 from goldfish.params import all_finite, digest, largest_change, num_bytes, weighted_mean
 from goldfish.randomness import generator
 from goldfish.settings import Settings, TrainingSettings, learning_rate_at
+from goldfish.training.server_test import ServerTest
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     Constant,
@@ -34,7 +35,7 @@ from goldfish.types import (
     Task,
     Update,
 )
-from goldfish.unlearning.extension import ServerTest, adaptive_weights
+from goldfish.unlearning.extension import adaptive_weights
 
 Kind: TypeAlias = Literal["retraining", "update adjustment"]
 Guarantee: TypeAlias = Literal["exact", "approximate", "bounded"]
@@ -101,7 +102,7 @@ class Trained:
 
 def module_of(federation: Federation, params: Params) -> nn.Module:
     """Return a new module that holds these parameters."""
-    return LocalWorkspace(federation.model).load("result", params).eval()
+    return LocalWorkspace(federation.model).load("result", params).module.eval()
 
 
 @dataclass(frozen=True)
