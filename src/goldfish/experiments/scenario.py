@@ -38,7 +38,7 @@ class Scenario:
     """Everything that all phases of a run share."""
 
     clients: Sequence[Client]
-    """The members with their data, for an engine that runs them here."""
+    """The clients with their data, for an engine that runs them here."""
     model: ModelFactory
     setups: Mapping[str, ClientSetup]
     """The same in words, by client, for an engine whose clients are elsewhere."""
@@ -160,10 +160,10 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
     if filed is None:
         chooser = _Chooser(partition, data.train, config.seed)
         filed = chooser.choose_all(config.deletion, backdoor)
-    place = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
-    missing = [sample_id for sample_id in filed.holders if sample_id not in place]
-    holders = {i: client_id for i, client_id in filed.holders.items() if i in place}
-    positions = torch.tensor([place[sample_id] for sample_id in holders], dtype=torch.long)
+    position_of = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
+    missing = [sample_id for sample_id in filed.holders if sample_id not in position_of]
+    holders = {i: client_id for i, client_id in filed.holders.items() if i in position_of}
+    positions = torch.tensor([position_of[sample_id] for sample_id in holders], dtype=torch.long)
     true_labels = data.train.labels[positions]
     triggered_ids = set(filed.poisoned)
     poisoned = torch.tensor([i in triggered_ids for i in holders], dtype=torch.bool)
@@ -413,13 +413,13 @@ class _Chooser:
             ids = _read_ids(Path(what.samples))
             return removal.requests_for_samples(self._partition, ids)
         label = what.class_label
-        members = [i for i, own in self._label_of.items() if own == label]
-        if label is None or not members:
+        of_class = [i for i, own in self._label_of.items() if own == label]
+        if label is None or not of_class:
             raise ConfigError(f"deletion.class_label: no training sample is of class {label}.")
         if backdoor is None and not self._asked:
             return removal.requests_for_class(self._partition, label)
         # Poisoned samples change their label: they are asked for by id.
-        left = [i for i in members if i not in self._asked]
+        left = [i for i in of_class if i not in self._asked]
         if not left:
             raise ConfigError(f"deletion: all samples of class {label} are asked for already.")
         return removal.requests_for_samples(self._partition, left)

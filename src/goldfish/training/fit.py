@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.errors import DataError, DivergenceError
-from goldfish.hardware.gpu import fetch
+from goldfish.hardware.gpu import to_cpu
 from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Batch, BatchSource, logits_of
 from goldfish.training.sgd import AfterStep, Loss, Objective, Precondition, Sgd
@@ -101,7 +101,7 @@ def predict(model: nn.Module, examples: Examples, batch_size: int | None = None)
     device = next(model.parameters()).device
     size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
     batches = torch.arange(len(examples)).split(size)
-    return all_logits(model, (examples.batch(b)[0].to(device) for b in batches), fetch)
+    return all_logits(model, (examples.batch(b)[0].to(device) for b in batches), to_cpu)
 
 
 def all_logits(

@@ -19,7 +19,7 @@ from typing import Protocol, Self, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from goldfish.hardware.gpu import fetch, work_given
+from goldfish.hardware.gpu import to_cpu, work_given
 from goldfish.training.batches import Draw, ExampleBatches, Gatherer, fold
 from goldfish.training.sgd import Epoch, Objective, Sgd, Trainer, TrainingStep
 
@@ -213,8 +213,8 @@ class Repeat:
 
 def walk(step: Callable[[Draw], object], draws: Draw) -> None:
     """Take the steps of stacked draws one by one, without recording them."""
-    for place in range(len(draws.positions)):
-        step(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
+    for index in range(len(draws.positions)):
+        step(draws.map(lambda part, at=index: part[at]))  # type: ignore[misc]
 
 
 class Recorder:
@@ -301,7 +301,7 @@ class RecordedTrainer:
         drawn, removed = batches.draw(order, sizes)
         for alike in fold(batches.locate(drawn.map(self._send)), sizes, removed):
             self._take(alike)
-        total, risk = fetch(self._step.sums).tolist()
+        total, risk = to_cpu(self._step.sums).tolist()
         return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)
 
     def _take(self, draws: Draw) -> None:

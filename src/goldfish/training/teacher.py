@@ -33,7 +33,7 @@ class Teacher:
         """Return the batches with the teacher's logits, which are compared at ``temperature``."""
         taught = replace(plain, temperature=temperature)
         if isinstance(self._known, Tensor):
-            return replace(taught, said=self._known.to(plain.gather.device))
+            return replace(taught, teacher_logits=self._known.to(plain.gather.device))
         return replace(taught, gather=replace(plain.gather, teacher=self._known))
 
     def count(self, samples: int) -> None:

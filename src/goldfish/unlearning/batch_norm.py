@@ -83,14 +83,14 @@ def _apart(
 ) -> Tensor:
     """Pass the first samples in training mode, then the others in evaluation mode."""
     first, others = inputs.split([count, len(inputs) - count])
-    said = forward(first)
+    outputs = forward(first)
     norm.training = False
     linked = _Linked.apply(  # type: ignore[no-untyped-call]
         first, others, norm.running_mean, norm.running_var, norm.eps
     )
-    said = torch.cat([said, forward(linked)])
+    outputs = torch.cat([outputs, forward(linked)])
     norm.training = True
-    return said
+    return outputs
 
 
 class _Linked(torch.autograd.Function):
