@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from goldfish.errors import DivergenceError, StoreError
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
-from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence
+from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence, environment
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, not_honoured, notes_of
 from goldfish.methods.filing import file
 from goldfish.models import fresh_params
 from goldfish.params import num_bytes
-from goldfish.store import BEFORE, CONFIG, Checkpoint, KeptHistory, RunDirectory, run_id_of
+from goldfish.results import ORIGIN, YARDSTICK, Measures, NoAnswer, Progress, Record
+from goldfish.store import CONFIG, RESULT, Checkpoint, KeptHistory, RunDirectory, run_id_of
 from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round
 from goldfish.workflow import (
     States,
@@ -31,18 +32,6 @@ from goldfish.workflow import (
     training_plan,
     unlearning_plan,
 )
-
-ORIGIN = "origin"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is: a phase, its last finished round (0 at the start) and what it measured."""
-
-    phase: str
-    round: int
-    rounds: int
-    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_experiment(
@@ -58,15 +47,28 @@ def run_experiment(
     The run can be stopped at any time and goes on after its last finished round with ``resume``:
     the models it then computes have the same bits as if it had not been stopped.
     """
+    with ExitStack() as held:
+        yield from _experiment(config, out, machine, resume, engine, held)
+
+
+def _experiment(
+    config: Config,
+    out: Path,
+    machine: Machine,
+    resume: bool,
+    engine: EngineFactory,
+    held: ExitStack,
+) -> Iterator[Progress]:
     run: RunDirectory | None = None
     if resume and (out / CONFIG).exists():
-        run = RunDirectory.open(out, config.to_toml(), resume=True)
+        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=True))
     scenario = build_scenario(config, machine, out if run else None)
     run_id = run_id_of(out)
     federation = engine(scenario, machine, run_id)
     trained = _checked(config, scenario, federation)
     methods = {name: METHODS[name] for name in config.unlearning.methods}
-    run = run or RunDirectory.open(out, config.to_toml(), resume=resume)
+    if run is None:
+        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=resume))
     run.pin(
         {
             "run": run_id,
@@ -88,25 +90,26 @@ def run_experiment(
     origin = yield from _run_phase(plan, original_training, run, evaluator, history=history)
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
     trained = replace(trained, params=origin.params, history=history)
-    for name in sorted(methods, key=lambda name: name != "retrain"):  # the yardstick goes first
+    for name in sorted(methods, key=lambda name: name != YARDSTICK):  # the yardstick goes first
         method = methods[name]
         try:
             outcome = yield from _run_method(
                 config, scenario, method, trained, origin, run, evaluator
             )
-            if name == "retrain":
+            if name == YARDSTICK:
                 evaluator.compare_with(outcome.params)
-            own = sum(r["history_bytes"] for r in origin.records if r["round"] in kept[name])
+            own = sum(r.history_bytes for r in origin.records if r.round in kept[name])
             outcomes[name] = replace(outcome, history_bytes=own)
         except DivergenceError as error:
             stages = range(1, len(scenario.stages) + 1)
             records = _numbered([run.load(_phase_name(name, stage))[1] for stage in stages])
             outcomes[name] = Diverged(str(error), records)
-            yield Progress(name, len(records), config.unlearning.rounds, {"diverged": str(error)})
-    result, samples = collect_evidence(config, scenario, outcomes, evaluator, federation)
-    result["environment"] |= machine.facts | ({BEFORE: before} if before else {})
-    run.write_json("samples.json", samples)
-    run.write_json("result.json", result)
+            rounds = config.unlearning.rounds
+            yield Progress(phase=name, round=len(records), rounds=rounds, diverged=str(error))
+    where = environment(federation, machine, before)
+    result, samples = collect_evidence(config, scenario, outcomes, evaluator, where)
+    run.write_json("samples.json", samples.model_dump())
+    run.write_json(RESULT, result.model_dump())
 
 
 def _refuse_missing(scenario: Scenario, run: RunDirectory) -> None:
@@ -172,12 +175,12 @@ def _phase_name(method: str, stage: int) -> str:
     return method if stage == 1 else f"{method}.{stage}"
 
 
-def _numbered(stages: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _numbered(stages: Sequence[Sequence[Record]]) -> list[Record]:
     """Return the records of all stages in a row, their rounds numbered through."""
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     for stage, own in enumerate(stages, start=1):
         done = len(records)
-        records += [{**r, "round": done + r["round"], "stage": stage} for r in own]
+        records += [r.model_copy(update={"round": done + r.round, "stage": stage}) for r in own]
     return records
 
 
@@ -207,7 +210,7 @@ def _run_method(
             history={},
             memo=before.memo,
         )
-    stages: list[Sequence[Mapping[str, Any]]] = []
+    stages: list[Sequence[Record]] = []
     honoured: list[DeletionRequest] = []
     lost: list[NotHonoured] = []
     notes: Sequence[str] = ()
@@ -220,7 +223,7 @@ def _run_method(
             plan, bind(method.unlearn, settings), run, evaluator, before.states
         )
         stages.append(after.records)
-        lost = not_honoured(plan, [record["absent"] for record in after.records], after.params)
+        lost = not_honoured(plan, [record.absent for record in after.records], after.params)
         honoured += [request for request in new if request not in [left.request for left in lost]]
         notes = notes_of(method, plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
@@ -248,32 +251,36 @@ def _run_phase(
     update is kept on disk.
     """
     checkpoint, records = run.load(plan.phase)
-    last = checkpoint or Checkpoint(0, plan.fresh)
-    yield Progress(plan.phase, last.round, plan.rounds, records[-1] if records else {})
+    last, rounds = checkpoint or Checkpoint(0, plan.fresh), plan.rounds
+    before = records[-1] if records else None
+    yield Progress(phase=plan.phase, round=last.round, rounds=rounds, record=before)
     if last.final:
         return Outcome(last.params, records, last.states, last.memo)
     if checkpoint is not None:
         done = Round(last.round, last.params, (), (), 0, memo=last.memo)
         plan = replace(plan, last=done)
     for finished in run_phase(plan, work, _merge(states or {}, last.states)):
-        this = finished.round
-        record = {
-            "round": this.index,
-            **evaluator.measure_round(this.params, plan.requests),
-            **finished.cost.as_dict(),
-            "failures": [asdict(failure) for failure in this.failures],
-            "absent": list(this.absent),
-        }
+        this, history_bytes = finished.round, 0
         if this.index in history:
             entry = HistoryEntry(this.index, finished.start, this.updates)
             run.save_history(entry)
             kept_models = [entry.start, *(u.params for u in entry.updates)]
-            record["history_bytes"] = sum(num_bytes(model) for model in kept_models)
+            history_bytes = sum(num_bytes(model) for model in kept_models)
+        scores = evaluator.measure(this.params, plan.requests)
+        record = Record(
+            round=this.index,
+            failures=[NoAnswer(**asdict(failure)) for failure in this.failures],
+            absent=list(this.absent),
+            history_bytes=history_bytes,
+            **scores.model_dump(include=set(Measures.model_fields)),
+            **finished.cost.model_dump(),
+        )
         records.append(record)
         kept = states_of(plan.federation, plan.phase)
         last = Checkpoint(this.index, this.params, kept, this.final, this.memo)
         run.save(plan.phase, last, record)
-        yield Progress(plan.phase, this.index, this.index if this.final else plan.rounds, record)
+        rounds = this.index if this.final else plan.rounds
+        yield Progress(phase=plan.phase, round=this.index, rounds=rounds, record=record)
     return Outcome(last.params, records, last.states, last.memo)
 
 
