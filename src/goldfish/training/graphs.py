@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol, Self, TypeAlias, cast
 
@@ -36,22 +35,6 @@ KEPT_SHAPES = 64
 
 KEPT_RECORDINGS = 8
 """Trainings of different kinds that a model keeps the recorded steps of."""
-
-
-class DrawnStep(Protocol):
-    """A training step on one draw, all of whose parts are on the device."""
-
-    def __call__(self, draw: Draw) -> object:
-        """Take the step."""
-
-    def practice(self) -> AbstractContextManager[None]:
-        """Return the context for steps that are taken back at its end."""
-
-    def uncounted(self) -> AbstractContextManager[None]:
-        """Return the context for steps that shall not count themselves."""
-
-    def count(self, steps: int) -> None:
-        """Count steps that did not count themselves."""
 
 
 class Graph(Protocol):
@@ -125,10 +108,16 @@ class Pace:
 
 
 class Replay:
-    """A training step for draws of one shape, recorded when the first of them comes."""
+    """A training step for draws of one shape, recorded when the first of them comes.
 
-    def __init__(self, step: DrawnStep, record: Record, pace: Pace) -> None:
+    ``take`` takes the step on one draw, all of whose parts are on the device.
+    """
+
+    def __init__(
+        self, step: TrainingStep, take: Callable[[Draw], object], record: Record, pace: Pace
+    ) -> None:
         self._step = step
+        self._take = take
         self._record = record
         self._pace = pace
         self._graph: Graph | None = None
@@ -150,7 +139,7 @@ class Replay:
     def _replay(self, draws: Draw) -> None:
         graph = self._graph_of(draws)
         if graph is None:
-            walk(self._step, draws)
+            walk(self._take, draws)
             return
         count = len(draws.positions)
         self._row.zero_()
@@ -168,18 +157,18 @@ class Replay:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
             self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
             with self._step.practice():  # libraries choose and set up their kernels
-                walk(self._step, draws.map(lambda part: part[:1]))
+                walk(self._take, draws.map(lambda part: part[:1]))
             try:
                 with self._step.uncounted():
-                    self._graph = self._record(self._take)
+                    self._graph = self._record(self._take_next)
             except RuntimeError as error:
                 self.refusal = str(error).strip().partition("\n")[0]
         return self._graph
 
-    def _take(self) -> None:
+    def _take_next(self) -> None:
         """Do the work that is recorded: a step on the row that comes next."""
         tables = cast("Draw", self._tables)
-        self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
+        self._take(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
         self._row.add_(1)
 
 
@@ -249,38 +238,14 @@ class Recorder:
         return trainer.start(batches, learning_rate)
 
 
-class StepOnDraw:
-    """A training step that gathers its batch."""
-
-    def __init__(self, step: TrainingStep, gather: Gatherer) -> None:
-        self._step = step
-        self._gather = gather
-        self.temperature = torch.ones((), device=step.sums.device)
-        """The temperature of all batches, as a number that may change."""
-
-    def __call__(self, draw: Draw) -> None:
-        """Gather the batch of a located draw and take the step."""
-        self._step(partial(self._gather, draw, self.temperature))
-
-    def practice(self) -> AbstractContextManager[None]:
-        """Return the context for steps that are taken back at its end."""
-        return self._step.practice()
-
-    def uncounted(self) -> AbstractContextManager[None]:
-        """Return the context for steps that shall not count themselves."""
-        return self._step.uncounted()
-
-    def count(self, steps: int) -> None:
-        """Count steps that did not count themselves."""
-        self._step.count(steps)
-
-
 class RecordedTrainer:
     """Takes the steps of an epoch by replaying recorded ones."""
 
     def __init__(self, step: TrainingStep, gather: Gatherer, record: Record) -> None:
         self._step = step
-        self._on_draw = StepOnDraw(step, gather)
+        self._temperature = temperature = torch.ones((), device=step.sums.device)
+        # No method of this object: a replay, which holds it, would keep the object alive.
+        self._take = lambda draw: step(partial(gather, draw, temperature))
         self._record = record
         self._pace = Pace(step.sums.device)
         self._replays: dict[Hashable, Replay] = {}
@@ -290,7 +255,7 @@ class RecordedTrainer:
         """Begin a training: its data and temperature, its step size, no momentum yet."""
         self._batches = batches
         self._step.restart(learning_rate)
-        self._on_draw.temperature.fill_(batches.temperature)
+        self._temperature.fill_(batches.temperature)
         return self
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
@@ -300,11 +265,11 @@ class RecordedTrainer:
         self._pace.start()
         drawn, removed = batches.draw(order, sizes)
         for alike in fold(batches.locate(drawn.map(self._send)), sizes, removed):
-            self._take(alike)
+            self._take_all(alike)
         total, risk = to_cpu(self._step.sums).tolist()
         return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)
 
-    def _take(self, draws: Draw) -> None:
+    def _take_all(self, draws: Draw) -> None:
         replay = self._replays.get(draws.shapes)
         if replay is None or not replay.recorded:
             self._step.model.train()
@@ -312,9 +277,9 @@ class RecordedTrainer:
             if len(self._replays) == KEPT_SHAPES or any(
                 other.refusal is not None for other in self._replays.values()
             ):
-                walk(self._on_draw, draws)
+                walk(self._take, draws)
                 return
-            replay = Replay(self._on_draw, self._record, self._pace)
+            replay = Replay(self._step, self._take, self._record, self._pace)
             self._replays[draws.shapes] = replay
         replay.run(draws)
         if replay.refusal is not None:
