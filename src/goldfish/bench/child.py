@@ -29,7 +29,7 @@ class Whole:
     rate: float
     """Images a second of its rounds."""
     peak: int | None
-    """Bytes of the process and of those it started, at most; None where that is not told."""
+    """Most bytes of the process and its children at a time; None where the system does not say."""
 
 
 def run_whole(module: str, work: Workload, clients: int) -> Whole:

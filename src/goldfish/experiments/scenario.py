@@ -43,7 +43,7 @@ class Scenario:
     """The clients with their data, for an engine that runs them here."""
     model: ModelFactory
     setups: Mapping[str, ClientSetup]
-    """The same in words, by client, for an engine whose clients are elsewhere."""
+    """What each client is told, by its id, for an engine whose clients are on other machines."""
     partition: Partition | None
     """Who holds what; None where clients have data of their own, which nobody else knows."""
     stages: Sequence[Sequence[DeletionRequest]]

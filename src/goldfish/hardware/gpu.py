@@ -54,7 +54,7 @@ class Turn:
 
 
 turn = Turn()
-"""The turn of the workers of all GPUs: it is about Python's attention, not theirs."""
+"""The turn of all workers. There is one for all GPUs, because there is one Python interpreter."""
 
 _mine = threading.local()
 
@@ -79,7 +79,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def open_queues() -> None:
-    """Let a GPU take work from up to 32 streams at a time; by itself it takes it from eight.
+    """Let a GPU take work from up to 32 streams at a time; the default is eight.
 
     It is too late for this once CUDA was used in the process; nothing else depends on it.
     """

@@ -31,9 +31,9 @@ class Fitted:
     steps: int
     samples: int
     teacher_samples: int = 0
-    """Samples that a teacher looked at; who asks the teacher counts them."""
+    """Samples that passed through a teacher; filled in by the caller of :func:`fit`."""
     fisher_samples: int = 0
-    """Samples whose gradients were taken one by one; who takes them counts them."""
+    """Samples whose gradients were computed one by one; filled in by the caller too."""
 
 
 def fit(
@@ -54,7 +54,7 @@ def fit(
 
     ``stop`` is asked after each epoch with the mean risks so far and ends the training early, as
     does having taken ``max_steps`` steps. ``precondition`` may change the gradients before a step;
-    ``after_step`` gets the model after it, with the loss before it, and its yes ends the training.
+    ``after_step`` gets the model after it, with the loss before it, and ends the training when it returns True.
     A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
     """
     sgd = Sgd(settings.momentum, settings.weight_decay, settings.precision)

@@ -28,7 +28,7 @@ ROWS = 64
 """Draws that a table holds; longer epochs fill it again."""
 
 AHEAD = 16
-"""Steps between two marks of a :class:`Pace`."""
+"""Steps between two events that a :class:`Pace` records."""
 
 KEPT_SHAPES = 64
 """Shapes of batches that a training keeps recorded; more are walked through step by step."""
@@ -84,9 +84,10 @@ class DeviceRecord:
 
 
 class Pace:
-    """Lets a GPU be given some steps before those in front of them are waited for.
+    """Limits how many steps wait in the GPU's queue.
 
-    Its queue is not endless: who starts more has to wait, and would keep others from their turn.
+    A thread that adds to a full queue is blocked, and it would keep its turn meanwhile. So it
+    waits earlier, and gives its turn up (:mod:`goldfish.hardware.gpu`).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -95,11 +96,11 @@ class Pace:
         self._wait: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Begin when nothing is under way."""
+        """Begin with an empty queue."""
         self._steps, self._wait = 0, None
 
     def step(self) -> None:
-        """Count a step that was given; wait for the last mark but one if it set a new one."""
+        """Count a step. Every ``AHEAD`` steps, record an event and wait for the one before it."""
         self._steps += 1
         if self._steps % AHEAD == 0:
             wait, self._wait = self._wait, work_given(self._device)
@@ -124,7 +125,7 @@ class Replay:
         self._tables: Draw | None = None
         self._row = torch.empty(0)
         self.refusal: str | None = None
-        """Why the step cannot be recorded; None when nothing speaks against it."""
+        """Why the step cannot be recorded; None as long as no reason is known."""
 
     @property
     def recorded(self) -> bool:
@@ -232,7 +233,7 @@ class Recorder:
             rate = torch.tensor(learning_rate, device=batches.gather.device)
             step = TrainingStep(self._model, objective, sgd, rate)
             trainer = RecordedTrainer(step, batches.gather, self._record)
-        self._kept[key] = trainer  # the last in line
+        self._kept[key] = trainer  # now the last to be dropped
         while len(self._kept) > KEPT_RECORDINGS:
             self._kept.popitem(last=False)
         return trainer.start(batches, learning_rate)

@@ -63,7 +63,7 @@ class ServerTest:
         on_gpu = examples.labels.device.type == "cuda"
         self._measure = (_OnGpu if on_gpu else _OnThreads)(factory, measured)
         self._samples = len(measured)
-        self._untold = 0
+        self._measured_since = 0
 
     def score(self, params: Params) -> ServerScore:
         """Measure a model."""
@@ -71,13 +71,13 @@ class ServerTest:
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure several models."""
-        self._untold += self._samples * len(models)
+        self._measured_since += self._samples * len(models)
         return self._measure.scores(models)
 
     def take_measured(self) -> int:
         """Return how many samples times models were measured since the last call of this."""
-        told, self._untold = self._untold, 0
-        return told
+        measured, self._measured_since = self._measured_since, 0
+        return measured
 
 
 class _OnThreads:

@@ -33,7 +33,7 @@ Precondition: TypeAlias = Callable[[nn.Module, Batch], None]
 """Changes the gradients in place, between the backward pass on the batch and the step."""
 
 AfterStep: TypeAlias = Callable[[nn.Module, Loss], bool]
-"""Gets the model after a step, with the loss before it; its yes ends the training."""
+"""Gets the model after a step and the loss before it; True ends the training."""
 
 
 @dataclass(frozen=True)

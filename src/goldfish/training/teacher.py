@@ -1,4 +1,4 @@
-"""A teacher: a model that says of a client's data what a student shall learn to say."""
+"""A teacher: a model whose logits of a client's data a student learns to imitate."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class Teacher:
         return replace(taught, gather=replace(plain.gather, teacher=self._known))
 
     def count(self, samples: int) -> None:
-        """Count samples of batches that were taught: a model looked at each of them."""
+        """Count samples of batches that the student was trained on: a model saw each of them."""
         if isinstance(self._known, nn.Module):
             self.asked += samples

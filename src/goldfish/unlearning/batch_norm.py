@@ -96,8 +96,8 @@ def _apart(
 class _Linked(torch.autograd.Function):
     """``others``, whose gradients also reach the samples that their statistics come from.
 
-    In evaluation mode statistics are constants. Were they so here, others would pull at weights in
-    directions in which nothing can change: who moves all activations alike moves their mean too.
+    In evaluation mode statistics are constants. With constants here, the others' gradient would
+    have a part that changes nothing: adding one number to all activations also moves their mean.
     """
 
     @staticmethod

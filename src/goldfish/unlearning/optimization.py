@@ -34,7 +34,7 @@ class Shard:
 
     @property
     def hit(self) -> bool:
-        """Whether the deletion at hand touches this shard."""
+        """Whether the current deletion removes samples of this shard."""
         return self.removed is not None
 
 
