@@ -54,8 +54,8 @@ def fit(
 
     ``stop`` is asked after each epoch with the mean risks so far and ends the training early, as
     does having taken ``max_steps`` steps. ``precondition`` may change the gradients before a step;
-    ``after_step`` gets the model after it, with the loss before it, and ends the training when it returns True.
-    A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
+    ``after_step`` gets the model after it and the loss before it, and True ends the training. A
+    loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
     """
     sgd = Sgd(settings.momentum, settings.weight_decay, settings.precision)
     trainer = model.trainer(batches, objective, sgd, learning_rate, precondition, after_step)
