@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +18,7 @@ from goldfish.methods import Plan, fedavg, federated_rounds
 from goldfish.params import digest, params_of, scale
 from goldfish.settings import Settings
 from goldfish.types import Client, DeletionRequest, Round, Step, Task, Update, Workspace
+from goldfish.workflow import run_phase, training_plan
 
 MakeClients = Callable[..., list[Client]]
 REQUEST = DeletionRequest("client-1", sample_ids=["c1-1", "c1-2"])
@@ -398,3 +401,22 @@ def test_kept_rounds_follow_the_settings_of_the_method(
     trained = goldfish.train(federation, rounds=4, keep_for={"fed-eraser": {"keep_every": 1}})
     assert sorted(trained.history) == [1, 2, 3, 4]
     goldfish.unlearn(trained, [REQUEST], method="fed-eraser", keep_every=1)
+
+
+def test_a_phase_goes_on_after_its_last_round_and_the_callers_time_is_not_counted(
+    trained: goldfish.Trained,
+) -> None:
+    """Each round starts from the model of the one before; the caller takes 0.3 s in between."""
+    plan = training_plan(trained.federation, trained.settings)
+    models = [params_of(trained.model) for _ in range(3)]
+
+    def work(plan: Plan) -> Iterator[Round]:
+        for index in range(plan.last.index + 1 if plan.last else 1, 4):
+            yield Round(index, models[index - 1], (), (), 0)
+
+    for done, starts in ((0, [plan.fresh, *models[:2]]), (2, [models[1]])):
+        last = Round(done, models[done - 1], (), (), 0) if done else None
+        for finished, start in zip(run_phase(replace(plan, last=last), work), starts, strict=True):
+            assert finished.start is start
+            assert finished.cost.seconds < 0.2
+            time.sleep(0.3 if not done else 0)

@@ -26,10 +26,10 @@ from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, 
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
     Shard,
-    checkpoint,
     combine,
     partition_shards,
     recover,
+    shard_checkpoint,
 )
 
 SOURCE = "Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish: An Efficient Federated Unlearning Framework"
@@ -108,7 +108,7 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
     start = task.arrays["model"]
     if first:
         literal = settings.shard_checkpoint == "literal"
-        start = checkpoint(models, sizes, hit, literal=literal) or start
+        start = shard_checkpoint(models, sizes, hit, literal=literal) or start
 
     fits: list[Fitted] = []
     if settings.shard_retraining == "client":

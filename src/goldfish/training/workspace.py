@@ -47,16 +47,16 @@ class Ensemble(nn.Module):
 def join(models: Sequence[Params]) -> Params:
     """Return the parameters of an :class:`Ensemble` of these models."""
     return {
-        f"{MEMBERS}{place}.{name}": t
-        for place, params in enumerate(models)
+        f"{MEMBERS}{index}.{name}": t
+        for index, params in enumerate(models)
         for name, t in params.items()
     }
 
 
 def ensemble_size(names: Iterable[str]) -> int:
     """Return how many models the parameters of these names hold together; 0 for a single one."""
-    places = {n.split(".")[1] for n in names if n.startswith(MEMBERS)}
-    return len(places)
+    indices = {n.split(".")[1] for n in names if n.startswith(MEMBERS)}
+    return len(indices)
 
 
 class LoadedModel:
