@@ -5,7 +5,7 @@ Each walks ``METRICS``; the page and the command line show them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -155,7 +155,7 @@ def cost_bars(result: Result) -> list[Bars]:
         longest, base = max(values.values(), default=0.0), values.get(YARDSTICK)
         if not metric.bars or longest <= 0:
             continue
-        form: Callable[[float | None, float | None], str] = FORMS[metric.unit]
+        form = FORMS[metric.unit]
         bars = [
             Bar(
                 method=name,
