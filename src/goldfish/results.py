@@ -40,6 +40,9 @@ class Part(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    def __str__(self) -> str:
+        return repr(self)
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that holds this part as JSON; what is wrong with it is said in words."""
@@ -727,3 +730,4 @@ METRICS: Sequence[Metric] = (
 """Everything that is known of a method, in the order of the columns."""
 
 BY_KEY: Mapping[str, Metric] = {metric.key: metric for metric in METRICS}
+ACCURACY = BY_KEY["accuracy"]

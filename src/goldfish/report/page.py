@@ -24,7 +24,7 @@ from goldfish.report.verdict import (
     not_honoured,
     removed_class_name,
 )
-from goldfish.results import METRICS, ORIGIN, YARDSTICK, Result, Run, read_run
+from goldfish.results import ACCURACY, METRICS, ORIGIN, YARDSTICK, Result, Run, read_run
 
 MAX_CLASSES = 20
 """The heat table shows at most so many classes: those with the lowest accuracy."""
@@ -66,7 +66,7 @@ def render(run: Run) -> str:
     page.filters["percent"] = percent
     page.filters["unbroken"] = lambda text: text.replace(" %", f"{UNBROKEN}%")
     config, colour = dict(flat(result.config)), colours(list(result.methods))
-    drawn = {line.method for line in course(result, METRICS[0])}
+    drawn = {line.method for line in course(result, ACCURACY)}
     diverged = [name for name, method in result.methods.items() if method.diverged]
     template = page.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
@@ -138,9 +138,9 @@ def _settings(table: str, config: Mapping[str, str]) -> str:
 def _methods(result: Result, config: Mapping[str, str]) -> str:
     names = ", ".join(name for name in result.methods if name != ORIGIN)
     last = " after the last deletion" if moments(result) else ""
-    limit = plural(int(config.get("unlearning.rounds", 0)), "round")
-    more = _settings("unlearning", config)
-    return f"{names}; at most {limit} each{last}{more and f', {more}'}" if names else ""
+    limit = f"at most {plural(int(config.get('unlearning.rounds', 0)), 'round')} each{last}"
+    how = [text for text in (limit, _settings("unlearning", config)) if text]
+    return f"{names}; {', '.join(how)}" if names else ""
 
 
 def _federation(result: Result, config: Mapping[str, str]) -> str:
