@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from goldfish.experiments.config import Config
-    from goldfish.experiments.runner import Progress as Step
     from goldfish.experiments.scenario import Machine
+    from goldfish.results import Progress as Step
 
 INTERRUPTED = 130
 """The usual exit status of a program that was ended by Ctrl-C."""
@@ -506,13 +506,11 @@ def _run(
                     bars[step.phase],
                     completed=step.round,
                     total=step.rounds,
-                    state=_state(step.record),
+                    state=_state(step),
                 )
-                for failure in step.record.get("failures", ()):
-                    where = f"{step.phase}, round {step.round}: {failure['client_id']}"
-                    progress.console.print(
-                        f"{where} did not answer: {failure['cause']}", markup=False
-                    )
+                for failure in step.record.failures if step.record else ():
+                    where = f"{step.phase}, round {step.round}: {failure.client_id}"
+                    progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
     except KeyboardInterrupt:
         if config.engine == "flower":
             steps.close()  # type: ignore[attr-defined]
@@ -566,49 +564,37 @@ def _resolve(device: Device) -> str:
     return "cpu"
 
 
-def _state(record: Mapping[str, Any]) -> str:
-    if "diverged" in record:
+def _state(step: Step) -> str:
+    """Say what a round measured: the accuracy, and the first of the tests that the run has."""
+    from goldfish.report.formatting import FORMS
+    from goldfish.results import METRICS
+
+    if step.diverged:
         return "diverged"
-    if "accuracy" not in record:
-        return ""
-    tests = (
-        ("backdoor", "backdoor_success", "{:.1f} %"),
-        ("removed class", "removed_class_accuracy", "{:.1f} %"),
-        ("memory gap", "memory_gap", "{:+.3f}"),
-    )
-    found = [
-        f", {name} {form.format(record[key])}"
-        for name, key, form in tests
-        if record.get(key) is not None
+    drawn = {metric: getattr(step.record, metric.key, None) for metric in METRICS if metric.chart}
+    known = [
+        f"{metric.label} {FORMS[metric.unit](value, None)}"
+        for metric, value in drawn.items()
+        if value is not None
     ]
-    return f"accuracy {record['accuracy']:.1f} %{''.join(found[:1])}"
+    return ", ".join(known[:2])
 
 
 def _print_result(out: Path) -> None:
-    from goldfish.report import (
-        SHORT,
-        headline,
-        image_counts,
-        judged_rows,
-        read_run,
-        table,
-        write_report,
-    )
-    from goldfish.report.verdicts import not_honoured
+    from goldfish.report import headline, image_counts, not_honoured, short_table, write_report
+    from goldfish.results import read_run
 
     result = read_run(out).result
     page = write_report(out)
-    judged = judged_rows(result)
-    headings, rows = table(judged, SHORT)
-    _print_table(headings, rows)
+    _print_table(*short_table(result))
     told = headline(result)
     console.print(image_counts(result), markup=False, style="dim")
     console.print(told.verdict, markup=False, style="bold")
     for sentence in (told.asked, *told.sentences):
         console.print(sentence, markup=False)
     console.print(f"Report: {page}", markup=False, soft_wrap=True)
-    failed = [row.diverged for row in judged if row.diverged]
-    failed += [sentence for row in judged for sentence in not_honoured(row.method, row)]
+    failed = [method.diverged for method in result.methods.values() if method.diverged]
+    failed += [sentence for name in result.methods for sentence in not_honoured(name, result)]
     if failed:
         _print_error("\n".join(failed))
         sys.exit(1)

@@ -28,7 +28,8 @@ from goldfish.flower.server_app import engine_on
 from goldfish.methods import fedavg
 from goldfish.models import fresh_params
 from goldfish.params import digest
-from goldfish.report import read_run, write_report
+from goldfish.report import write_report
+from goldfish.results import Division, read_run
 from goldfish.store import load_checkpoint
 from goldfish.types import Client, DeletionRequest, Scalar, Task
 
@@ -74,8 +75,8 @@ def test_a_class_or_a_client_is_removed_and_the_report_says_so(
     out = tmp_path / "out"
     run_on(wards, make_own(deletion=deletion), out)
     result = read_run(out).result
-    assert result["deletion"]["removed_samples"] is None
-    assert result["partition"] == {"digest": None, "sizes": {}}
+    assert result.deletion.removed_samples is None
+    assert result.partition == Division()
     assert not (out / "partition.json").exists()
     page = write_report(out).read_text()
     assert "3 clients with data of their own" in page

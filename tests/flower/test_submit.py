@@ -26,12 +26,12 @@ from goldfish.errors import (
     StoreError,
 )
 from goldfish.experiments.config import load_config, parse_config
-from goldfish.experiments.runner import Progress
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower import submit
 from goldfish.flower.app_folder import SETTINGS, write_app_folder
 from goldfish.flower.progress import LOG, ProgressLog, alone_in, is_at_work, read_lines
+from goldfish.results import Progress
 from goldfish.store import claim
 
 CONFIG = """
@@ -191,14 +191,14 @@ def test_the_app_folder_names_both_apps_and_all_settings(tmp_path: Path) -> None
 
 
 def test_progress_is_followed_line_by_line(tmp_path: Path) -> None:
-    step = {"phase": "origin", "round": 1, "rounds": 2, "record": {"accuracy": 50.0}}
+    step = {"phase": "origin", "round": 1, "rounds": 2, "diverged": "why"}
     with ProgressLog(tmp_path) as log:
         log.write(step)
         with log.path.open("a") as file:
             file.write('{"phase": "or')  # is just being written
         entries, place = read_lines(tmp_path / LOG, 0)
     assert [set(entry) for entry in entries] == [{"started", "token"}, set(step)]
-    assert Progress(**entries[1]) == Progress("origin", 1, 2, {"accuracy": 50.0})
+    assert entries[1] == step
     assert read_lines(tmp_path / "nothing", 7) == ([], 7)
     assert entries[0] == {"started": os.getpid(), "token": ""}
     assert place == sum(len(json.dumps(entry)) + 1 for entry in entries)
@@ -216,7 +216,7 @@ def test_an_error_of_the_server_app_comes_back_as_itself(tmp_path: Path) -> None
 
 
 NUMBER = "Successfully started run 77"
-STEP = {"phase": "origin", "round": 1, "rounds": 1, "record": {}}
+STEP = {"phase": "origin", "round": 1, "rounds": 1}
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_the_last_words_of_an_app_that_was_stopped_are_not_ours(
     with alone_in(tmp_path / "out"), ProgressLog(tmp_path / "out", token_of(tmp_path)) as log:
         log.write(STEP)
     try:
-        assert list(own.follow()) == [Progress("origin", 1, 1, {})]
+        assert list(own.follow()) == [Progress.model_validate(STEP)]
     finally:
         own.stop()
 

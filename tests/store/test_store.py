@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from goldfish.errors import StoreError
 from goldfish.params import digest
+from goldfish.results import Record
 from goldfish.store import (
     Checkpoint,
     RunDirectory,
@@ -27,6 +28,10 @@ from goldfish.types import HistoryEntry, Scalar, Update
 
 PARAMS = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}
 CONFIG = 'seed = 0\n\n[training]\nrounds = 20\nschedule = "constant"\n'
+
+
+def record(number: int) -> Record:
+    return Record(round=number, accuracy=90.0, loss=0.1, mse=0.01)
 
 
 def opened(path: Path, config: str, *, resume: bool) -> RunDirectory:
@@ -153,15 +158,15 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_metrics_of_rounds_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:
     """Killed after the line of round 2 and before its checkpoint, in the middle of a third line."""
     run = opened(tmp_path / "run", CONFIG, resume=False)
-    run.save("origin", Checkpoint(1, PARAMS, final=True), {"round": 1, "accuracy": 90.0})
-    run.save("goldfish", Checkpoint(1, PARAMS), {"round": 1, "accuracy": 91.0})
+    run.save("origin", Checkpoint(1, PARAMS, final=True), record(1))
+    run.save("goldfish", Checkpoint(1, PARAMS), record(1))
     metrics = run.path / "metrics.jsonl"
     with metrics.open("a") as file:
         file.write(json.dumps({"phase": "goldfish", "round": 2}) + '\n{"phase": "gold')
     checkpoint, records = run.load("goldfish")
     assert checkpoint is not None
     assert checkpoint.round == 1
-    assert records == [{"round": 1, "accuracy": 91.0}]
+    assert records == [record(1)]
     phases = [json.loads(line)["phase"] for line in metrics.read_text().splitlines()]
     assert phases == ["origin", "goldfish"]
 
@@ -173,10 +178,19 @@ def test_nan_never_reaches_a_result(tmp_path: Path) -> None:
     assert not (run.path / "result.json").exists()
 
 
+def test_a_line_of_metrics_with_other_fields_is_refused_in_words(tmp_path: Path) -> None:
+    run = opened(tmp_path / "run", CONFIG, resume=False)
+    run.save("origin", Checkpoint(1, PARAMS), record(1))
+    metrics = run.path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"mse"', '"mean_square"'))
+    with pytest.raises(StoreError, match=r"rounds of origin.*cannot read \(mse: Field required\)"):
+        run.load("origin")
+
+
 def test_metrics_that_lack_a_round_are_refused(tmp_path: Path) -> None:
     run = opened(tmp_path / "run", CONFIG, resume=False)
     for index in (1, 2, 3):
-        run.save("origin", Checkpoint(index, PARAMS), {"round": index})
+        run.save("origin", Checkpoint(index, PARAMS), record(index))
     metrics = run.path / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text(lines[0] + lines[2])
@@ -243,7 +257,7 @@ def test_lost_or_strange_facts_are_never_made_up(tmp_path: Path) -> None:
     assert len(run_id_of(run.path)) == 32
     facts: dict[str, Scalar] = {"run": "abc", "threads": 1}
     run.pin(facts)
-    run.save("origin", Checkpoint(1, PARAMS), {"round": 1})
+    run.save("origin", Checkpoint(1, PARAMS), record(1))
     assert run_id_of(run.path) == "abc"
     path = run.path / "pinned.json"
     broken = [None, "", "[]", "7", "\udcff", "{", "[" * 5000, '{"run": "abc"}', '{"run": null}']
@@ -266,7 +280,7 @@ def test_metrics_that_cannot_be_read_stay_as_they_are(tmp_path: Path, line: byte
     """A broken line in the middle was once taken for the end: what followed it was deleted."""
     run = opened(tmp_path / "run", CONFIG, resume=False)
     for index in (1, 2, 3):
-        run.save("origin", Checkpoint(index, PARAMS), {"round": index})
+        run.save("origin", Checkpoint(index, PARAMS), record(1))
     metrics = run.path / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(b"".join([lines[0], line + b"\n", *lines[1:]]))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from flwr.app import Context
@@ -52,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     token = str(settings.get("token") or "")
     with alone_in(run_dir), ProgressLog(run_dir, token) as log:
         for step in run_experiment(config, run_dir, machine, resume=True, engine=engine):
-            log.write(asdict(step))
+            log.write(step.model_dump())
             logger.info("%s: round %d of %d", step.phase, step.round, step.rounds)
 
 

@@ -27,12 +27,13 @@ from goldfish import errors
 from goldfish.data.sources import ENVIRONMENT_VARIABLE
 from goldfish.errors import ConfigError, DeploymentError, GoldfishError, StoreError
 from goldfish.experiments.config import Config, load_config
-from goldfish.experiments.runner import Progress, check_experiment
+from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower.app_folder import write_app_folder
 from goldfish.flower.ops.processes import end_as_usual
 from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
+from goldfish.results import Progress
 from goldfish.store import CONFIG, RunDirectory, claim, write_whole
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
@@ -193,7 +194,7 @@ class Submission:
             entries = self._own_entries()
             for entry in entries:
                 if "phase" in entry:
-                    yield Progress(**entry)
+                    yield Progress.model_validate(entry)
                 elif "error" in entry:
                     self._over = True
                     raise error_named(entry["error"], entry["message"])

@@ -10,8 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from pydantic import ValidationError
+
 from goldfish.errors import StoreError
 from goldfish.params import shapes_of
+from goldfish.results import ORIGIN, Record, in_words
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from goldfish.store.files import append_line, claim, write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
@@ -120,12 +123,13 @@ class RunDirectory:
         for left_over in self.path.rglob(".*.part"):
             left_over.unlink()  # it was being written when the run was killed
 
-    def save(self, phase: str, checkpoint: Checkpoint, record: Mapping[str, Any]) -> None:
+    def save(self, phase: str, checkpoint: Checkpoint, record: Record) -> None:
         """Keep a finished round: its line in the metrics, then its checkpoint."""
-        append_line(self.path / METRICS, json.dumps({"phase": phase, **record}))
+        line = {"phase": phase, **record.model_dump(exclude={"std"})}
+        append_line(self.path / METRICS, json.dumps(line))
         save_checkpoint(self.checkpoint_path(phase), checkpoint)
 
-    def load(self, phase: str) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
+    def load(self, phase: str) -> tuple[Checkpoint | None, list[Record]]:
         """Return the last checkpoint of a phase and the metrics up to it.
 
         Lines of rounds that have no checkpoint (the run was killed between the two) are dropped.
@@ -140,8 +144,15 @@ class RunDirectory:
                 f"{self.path / METRICS} lacks rounds of {phase}. Delete {path}: the run then "
                 "starts this phase again."
             )
+        try:
+            found = [Record(**{k: v for k, v in r.items() if k != "phase"}) for r in own]
+        except ValidationError as error:
+            raise StoreError(
+                f"{self.path / METRICS} has rounds of {phase} that this version cannot read "
+                f"({in_words(error)}). Use the version that wrote it, or choose another --out."
+            ) from None
         write_whole(self.path / METRICS, "".join(json.dumps(r) + "\n" for r in records))
-        return checkpoint, [{k: v for k, v in r.items() if k != "phase"} for r in own]
+        return checkpoint, found
 
     def save_history(self, entry: HistoryEntry) -> None:
         """Keep what methods need of a training round: its start and every client's update."""
@@ -166,7 +177,7 @@ class RunDirectory:
         except (StoreError, KeyError, ValueError, TypeError, OverflowError) as error:
             raise StoreError(
                 f"{path}, the updates of a round that are kept for a method, cannot be read "
-                f"({error}). Delete {self.checkpoint_path('origin')}: the run then trains and "
+                f"({error}). Delete {self.checkpoint_path(ORIGIN)}: the run then trains and "
                 "records it again."
             ) from error
         return HistoryEntry(index, kept.params, updates)
