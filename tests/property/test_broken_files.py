@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
+import resource
 import shutil
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, _read_filed, _read_partition
 from goldfish.flower.node import KNOWN, Node
 from goldfish.flower.progress import read_lines
+from goldfish.report import write_report
 from goldfish.store import RunDirectory, run_id_of
 
 MACHINE = Machine(threads=1)
@@ -151,6 +155,39 @@ def test_a_run_goes_on_with_the_same_bits_or_says_why_not(
             place / "checkpoints" / "fed-eraser.safetensors" for place in (run, whole / "done")
         ]
         assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def run_on_full_disk(whole: Path, out: Path, space: int, said: Connection) -> None:
+    """Run where no file can grow beyond ``space`` bytes, as on a disk that is full by then."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (space, resource.RLIM_INFINITY))
+    try:
+        for _ in run_experiment(load_config(whole / "done" / "config.toml"), out, MACHINE):
+            pass
+        write_report(out)
+        said.send("done")
+    except BaseException as error:
+        said.send(f"{type(error).__name__}: {error}")
+
+
+def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(whole: Path, tmp_path: Path) -> None:
+    processes = multiprocessing.get_context("fork")
+    config = load_config(whole / "done" / "config.toml")
+    files = sorted(path for path in (whole / "done").rglob("*") if path.is_file())
+    for space in sorted({max(path.stat().st_size - 1, 0) for path in files}):
+        here, there = processes.Pipe()
+        out = tmp_path / str(space)
+        child = processes.Process(target=run_on_full_disk, args=(whole, out, space, there))
+        child.start()
+        words = str(here.recv())
+        child.join(20)
+        assert words.startswith("StoreError: "), words
+        assert "File too large" in words
+        assert str(out) in words
+        resume = (out / "config.toml").exists()
+        for _ in run_experiment(config, out, MACHINE, resume=resume):
+            pass
+        for model in (out / "checkpoints").iterdir():
+            assert model.read_bytes() == (whole / "done" / "checkpoints" / model.name).read_bytes()
 
 
 VALUES = st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("a\0b")
