@@ -100,7 +100,7 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
         )
         models = {client_id: update.params for client_id, update in untouched.items()}
         sizes = {client_id: update.num_examples for client_id, update in untouched.items()}
-        for update in asked.updates:
+        for update in asked.learned:
             before = P.subtract(kept[update.client_id].params, entry.start)
             change = calibrated_update(before, P.subtract(update.params, params), weights)
             models[update.client_id] = P.add(params, change)
@@ -112,7 +112,7 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
             raise ConfigError(
                 "No client has any data left in any kept round: there is nothing to learn from."
             )
-        yield asked.finish(params, final=final)
+        yield replace(asked, params=params, final=final)
 
 
 def calibrated_update(kept: Params, calibration: Params, weights: Collection[str]) -> Params:
