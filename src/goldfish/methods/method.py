@@ -87,7 +87,7 @@ class Trained:
     """What the last round of the training remembered."""
     states: States | None = None
     """What the clients kept when the training ended (shard models), as far as it lives in this
-    process: :func:`unlearn` gives it back to them first. None: what they keep by then."""
+    process: :func:`goldfish.unlearn` gives it back to them first. None: what they keep by then."""
 
     @property
     def model(self) -> nn.Module:
@@ -160,6 +160,12 @@ class Plan:
         gone = {r.client_id for r in self.requests if deletion_kind(r) == "client"}
         return [c for c in self.federation.client_ids if c not in gone]
 
+
+WARM_START = (
+    "The student started from the old model: what the removed data taught it to do fades, but most "
+    "of what it remembers of single removed samples stays."
+)
+"""The note of methods that start from the model that they unlearn from."""
 
 WEIGHTS = "how much each client counts (equation 12)"
 """What is measured with adaptive weights, in words."""
