@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from goldfish.errors import ConfigError
-from goldfish.methods.method import WEIGHTS, Method, Plan, federated_rounds
+from goldfish.methods.method import WARM_START, WEIGHTS, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
     check_asker,
@@ -225,10 +225,7 @@ def _notes(plan: Plan, settings: GoldfishSettings) -> Sequence[str]:
             "the server's test set, and none was given."
         )
     if settings.student == "teacher":
-        notes.append(
-            "The student started from the old model: what the removed data taught it to do fades, "
-            "but most of what it remembers of single removed samples stays."
-        )
+        notes.append(WARM_START)
     if plan.training.shards > 1 and plan.training.shard_mode == "shared":
         notes.append(
             "Shards were shared, and a client left: all shards started from the fresh student."
