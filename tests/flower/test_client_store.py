@@ -319,3 +319,18 @@ def test_no_transaction_names_a_file_that_a_power_loss_can_take_back(
             synced = [number for number, what in enumerate(before) if what == "sync arrays"]
             assert synced[-1] > max(names, default=0)
         assert store._db.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+
+
+def fill(path: Path) -> None:
+    """Write more than there is room for."""
+    with ClientStore(path) as store:
+        (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        store.bury("client-1", [f"{number:0500}" for number in range(100)])
+
+
+def test_a_full_disk_is_a_sentence_and_changes_nothing(tmp_path: Path) -> None:
+    work(tmp_path, order(index=1), {"origin/a": 1.0})
+    with pytest.raises(StoreError, match=r"state-dir .* cannot be used: database or disk is full"):
+        fill(tmp_path)
+    assert known(tmp_path, order(index=1)) is not None

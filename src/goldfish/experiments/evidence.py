@@ -81,7 +81,7 @@ def collect_evidence(
             if scenario.removed is not None:
                 before = evaluator.logits(own.params, scenario.removed)
         methods[name] = MethodResult(
-            final=evaluator.measure(outcome.params),
+            final=evaluator.measure(outcome.params, compared=name != YARDSTICK),
             rounds=rounds,
             similarity=results.Similarity(
                 **_to_retrain(name, on_test),

@@ -139,11 +139,13 @@ class ClientStore:
     def __exit__(
         self,
         _kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _where: TracebackType | None,
     ) -> None:
         self._db.close()
         self._lock.close()
+        if isinstance(error, sqlite3.Error):  # such as a full disk
+            raise StoreError(f"The state-dir {self.path} cannot be used: {error}.") from error
 
     def keep(self, received: Received) -> list[str]:
         """Keep the constants that came with an order; return the digests of those still missing."""
@@ -374,7 +376,8 @@ class ClientStore:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite goes back by itself when the disk is full
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
