@@ -270,7 +270,7 @@ class Federation(Protocol):
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """All members, in a fixed order."""
+        """The ids of all clients, in a fixed order."""
 
     @property
     def model(self) -> ModelFactory:

@@ -28,7 +28,7 @@ from goldfish.unlearning.optimization import (
     Shard,
     combine,
     partition_shards,
-    recover,
+    recover_shards,
     shard_checkpoint,
 )
 
@@ -115,7 +115,7 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
         params, fitted = _retrain(task, client, client.retained, client.removed, workspace, start)
         fits.append(fitted)
         # Where nothing was hit the client's model moved as a whole, and all shards with it.
-        models |= recover(params, models, sizes, hit or list(sizes))
+        models |= recover_shards(params, models, sizes, hit or list(sizes))
     else:
         isolated = training.shard_mode == "isolated"
         for shard in shards:

@@ -279,7 +279,7 @@ def not_honoured(
     return lost
 
 
-def members(plan: Plan, index: int) -> list[str]:
+def participants(plan: Plan, index: int) -> list[str]:
     """Return the clients of a round: the askers that must be there, and others up to the share.
 
     The others are drawn anew for each round and for each deletion.
@@ -337,14 +337,14 @@ def ask(
             honoured=honoured.get(client_id, ()),
             constants=constants or {},
         )
-        for client_id in (members(plan, index) if clients is None else clients)
+        for client_id in (participants(plan, index) if clients is None else clients)
     ]
     replies, sent = _run(plan, tasks)
     quorum = plan.training.quorum if quorum is None else quorum
     _check(replies, quorum, len(tasks), index, plan)
     told: set[str] = set()
     if constants:
-        told = {client_id for past in range(1, index) for client_id in members(plan, past)}
+        told = {client_id for past in range(1, index) for client_id in participants(plan, past)}
     there = {update.client_id for update in replies.updates}
     absent = [client_id for client_id in plan.askers if client_id not in there]
     sent_bytes = bytes_sent(sent, replies, told)
