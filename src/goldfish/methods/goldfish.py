@@ -173,13 +173,14 @@ def _retrain(
     settings = GoldfishSettings.from_task(task.config)
     student = workspace.load("student", start)
     transform = transform_of(training)
-    teacher: Tensor | nn.Module
+    teacher: Tensor | nn.Module | None = None
+    asked = 0
     if settings.mu_d > 0:
         teacher, asked = teacher_of(
             task, client, workspace, "teacher", retained, transform, *purpose
         )
-    else:
-        teacher, asked = workspace.load("teacher", task.constants["teacher"]), 0
+    elif settings.local_stop:
+        teacher = workspace.load("teacher", task.constants["teacher"])
     fitted = retrain_student(
         student,
         teacher,

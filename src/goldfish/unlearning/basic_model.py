@@ -83,7 +83,7 @@ class GoldfishSettings(Settings):
 
 def retrain_student(
     student: nn.Module,
-    teacher: nn.Module | Tensor,
+    teacher: nn.Module | Tensor | None,
     retained: Examples,
     removed: Examples | None,
     settings: GoldfishSettings,
@@ -97,7 +97,8 @@ def retrain_student(
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
     ``teacher`` is its logits of the remaining data, or the model, which is then asked batch by
-    batch about the very inputs that the student sees. ``generator`` orders the remaining data and
+    batch about the very inputs that the student sees; None where neither ``mu_d`` nor
+    ``local_stop`` wants one. ``generator`` orders the remaining data and
     ``removed_generator`` the removed data, so that the order of the former is the one of every
     other method.
     """
@@ -113,7 +114,7 @@ def retrain_student(
 
     asked = 0
     stop = None
-    if settings.local_stop and training.local_epochs > 1:
+    if teacher is not None and settings.local_stop and training.local_epochs > 1:
         logits = teacher
         if isinstance(logits, nn.Module):
             logits, asked = predict(logits, retained), len(retained)

@@ -88,7 +88,7 @@ class ServerScore:
 
 
 class ServerTest:
-    """The server's test set: what equation (12) and the round-level stop measure models with.
+    """The server's test set: what equation (12) and the stops of methods measure models with.
 
     Of a larger set ``samples`` are drawn by the seed, once.
     """
@@ -101,6 +101,7 @@ class ServerTest:
         on_gpu = examples.labels.device.type == "cuda"
         self._measure = (_OnGpu if on_gpu else _OnThreads)(factory, measured)
         self._samples = len(measured)
+        self._labels = measured.labels.cpu()
         self._untold = 0
 
     def score(self, params: Params) -> ServerScore:
@@ -111,6 +112,13 @@ class ServerTest:
         """Measure several models."""
         self._untold += self._samples * len(models)
         return self._measure.scores(models)
+
+    def class_losses(self, params: Params) -> list[float]:
+        """Return a model's mean loss on the samples of each class; NaN where there is none."""
+        self._untold += self._samples
+        logits = self._measure.logits(params)
+        losses = F.cross_entropy(logits, self._labels, reduction="none")
+        return [losses[self._labels == c].mean().item() for c in range(logits.shape[-1])]
 
     def take_measured(self) -> int:
         """Return how many samples times models were measured since the last call of this."""
@@ -136,11 +144,19 @@ class _OnThreads:
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure all models."""
         count = len(self._parts)
-        with ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,)) as pool:
+        with self._pool() as pool:
             of_parts = [params for params in models for _ in range(count)]
             said = list(pool.map(self._logits, of_parts, self._parts * len(models)))
             joined = [said[at : at + count] for at in range(0, len(said), count)]
             return list(pool.map(self._score, joined))
+
+    def logits(self, params: Params) -> Tensor:
+        """Return what a model says of all samples."""
+        with self._pool() as pool:
+            return torch.cat(list(pool.map(partial(self._logits, params), self._parts)))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,))
 
     def _logits(self, params: Params, part: Examples) -> Tensor:
         workspace = self._workspaces.get()
@@ -174,6 +190,11 @@ class _OnGpu:
             errors = _squared_errors(said, labels).mean((1, 2))
             found = fetch(torch.stack([losses, errors], dim=1))
         return [ServerScore(loss, mse) for loss, mse in found.tolist()]
+
+    def logits(self, params: Params) -> Tensor:
+        """Return what a model says of all samples, on the CPU."""
+        with self._workspace.active():
+            return fetch(self._logits(params))
 
     def _logits(self, params: Params) -> Tensor:
         model = self._workspace.load("server", params).eval()
