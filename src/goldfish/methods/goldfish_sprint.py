@@ -163,7 +163,8 @@ def sprint_step(task: Task, client: Client, workspace: Workspace) -> Update:
     """Take a turn of the sprint; after the first, only where removed samples are remembered."""
     told = str(task.config.get("unseen_losses", ""))
     if told and client.removed is not None:
-        logits = predict(workspace.load("student", task.arrays["model"]), client.removed)
+        student = workspace.load("student", task.arrays["model"])
+        logits = predict(student.module, client.removed)
         unseen = torch.tensor([float(loss) for loss in told.split()])
         if not remembers(logits, client.removed.labels.cpu(), unseen):
             return nothing_to_learn(task)
