@@ -31,7 +31,7 @@ from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.results import Cost, Final, Result
 
 FAST, SHORT = "goldfish-sprint", "retrain-short"
-COMPARED = ("retrain", "retrain-tuned", "goldfish", "goldfish-warm", FAST)
+OTHERS = ("retrain-tuned", "goldfish", "goldfish-warm")
 PARTITIONS: Mapping[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
     "dirichlet": {"partition": "dirichlet", "alpha": 0.3},
@@ -88,7 +88,7 @@ class Cell:
         """The run's directory."""
         return f"{self.dataset}-{self.clients}-{self.partition}-{self.seed}"
 
-    def config(self, rounds: int | None) -> Config:
+    def config(self, others: Sequence[str], rounds: int | None) -> Config:
         """Return the run's configuration; ``rounds`` shortens it."""
         model, training = SETTINGS[self.dataset]
         training = training | ({} if rounds is None else {"rounds": rounds})
@@ -100,7 +100,7 @@ class Cell:
                 "model": {"name": model},
                 "training": training,
                 "deletion": {"rate": 0.03, "clean_rate": 0.03, "backdoor_target": 7},
-                "unlearning": {"methods": list(COMPARED), "rounds": training["rounds"]},
+                "unlearning": {"methods": ["retrain", FAST, *others], "rounds": training["rounds"]},
             }
         )
 
@@ -194,7 +194,7 @@ def done(table: Path) -> set[str]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Go through the queue."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -204,9 +204,16 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=["mnist", "cifar-10"], choices=SETTINGS)
     parser.add_argument("--clients", type=int, nargs="+", default=[5, 25, 100])
     parser.add_argument("--partitions", nargs="+", default=list(PARTITIONS), choices=PARTITIONS)
+    parser.add_argument(
+        "--others",
+        nargs="*",
+        default=OTHERS,
+        choices=OTHERS,
+        help="beside retrain and the fast one",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="of training and retraining, to try it")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     until = time.monotonic() + options.seconds
     machine = Machine(data_dir=options.data_dir, device=options.device, elsewhere=True)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -216,7 +223,7 @@ def main() -> None:
     )
     for seed, dataset, clients, partition in queue:
         cell = Cell(dataset, clients, partition, seed)
-        config, out = cell.config(options.rounds), options.out / cell.name
+        config, out = cell.config(options.others, options.rounds), options.out / cell.name
         if cell.name in done(table):
             continue
         if time.monotonic() > until or not finish(cell, config, out, machine, until):
