@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from goldfish.methods.goldfish_sprint import cosine, remembers
 from goldfish.params import digest
 from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
-from goldfish.types import Client, ClientStep, DeletionRequest, Params, RoundReplies, Task
+from goldfish.types import Client, DeletionRequest, Params, RoundReplies, Task
 
 MakeClients = Callable[..., list[Client]]
 Net = type[nn.Module]
@@ -30,22 +30,12 @@ class Watched(goldfish.InProcess):
 
     def __init__(self, clients: list[Client], net: Net) -> None:
         super().__init__(clients, net)
-        self.tasks: list[Task] = []
+        self.rounds: dict[int, list[Task[Any]]] = {}
 
-    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
-        self.tasks += [task for task in tasks if task.step in ("sprint", "goldfish")]
-        return super().run(tasks, steps)
-
-    def asked(self) -> list[tuple[int, str, list[str]]]:
-        """Return the rounds with their step and the clients that were asked."""
-        rounds = {(int(t.config["round"]), t.step): [] for t in self.tasks}  # type: ignore[var-annotated]
-        for task in self.tasks:
-            rounds[int(task.config["round"]), task.step].append(task.client_id)
-        return [(index, step, clients) for (index, step), clients in rounds.items()]
-
-    def told(self, name: str) -> list[Any]:
-        """Return a value of the tasks of each round."""
-        return list({int(t.config["round"]): t.config[name] for t in self.tasks}.values())
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        if tasks[0].context.phase == "goldfish-sprint":
+            self.rounds[tasks[0].context.round] = list(tasks)
+        return super().run(tasks)
 
 
 def train(make_clients: MakeClients, net: Net, **settings: Any) -> goldfish.Trained:
@@ -71,13 +61,13 @@ def test_what_counts_as_remembered() -> None:
 
     The removed samples are of class 0, 0 and 1. Unseen samples with losses of 3.0 and 2.4 make
     3.0 + 3.0 + 2.4 = 8.4, a quarter of which is 2.1: remembered. With 3.0 and 2.2 it is 2.05: not.
-    The class without unseen samples (NaN) is left out: 2 ln 2 = 1.386 against 1.5, remembered.
+    The class without unseen samples (None) is left out: 2 ln 2 = 1.386 against 1.5, remembered.
     """
     logits, labels = torch.zeros(3, 2), torch.tensor([0, 0, 1])
-    assert remembers(logits, labels, torch.tensor([3.0, 2.4]))
-    assert not remembers(logits, labels, torch.tensor([3.0, 2.2]))
-    assert remembers(logits, labels, torch.tensor([3.0, math.nan]))
-    assert not remembers(logits, labels, torch.tensor([math.nan, math.nan]))
+    assert remembers(logits, labels, [3.0, 2.4])
+    assert not remembers(logits, labels, [3.0, 2.2])
+    assert remembers(logits, labels, [3.0, None])
+    assert not remembers(logits, labels, [None, None])
 
 
 def test_the_askers_sprint_and_then_all_take_rounds(
@@ -93,15 +83,14 @@ def test_the_askers_sprint_and_then_all_take_rounds(
     result = sprint(trained, rounds=9, sprint_epochs=2, sprint_step=0.5, anneal_step=1.0)
     federation = trained.federation
     assert isinstance(federation, Watched)
-    everybody = ["client-1", "client-2", "client-3"]
-    assert federation.asked() == [
-        (1, "sprint", ["client-1"]),
-        (2, "goldfish", everybody),
-        (3, "goldfish", everybody),
-    ]
-    assert federation.told("learning_rate") == SAME([0.0375, 0.075, 0.0375])
-    assert federation.told("local_epochs") == [2, 1, 1]
-    assert federation.told("mu_d") == [1.0, 0.0, 0.0]
+    asked = [(tasks[0].step.name, len(tasks)) for tasks in federation.rounds.values()]
+    assert asked == [("sprint", 1), ("goldfish", 3), ("goldfish", 3)]
+    assert federation.rounds[1][0].client_id == "client-1"
+    told = [tasks[0] for tasks in federation.rounds.values()]
+    assert [t.context.learning_rate for t in told] == SAME([0.0375, 0.075, 0.0375])
+    assert [t.training.local_epochs for t in told] == [2, 1, 1]
+    assert [t.settings.mu_d for t in told] == [1.0, 0.0, 0.0]
+    assert [list(t.constants) for t in told] == [["teacher"], [], []]
     assert [r.cost.samples for r in result.rounds] == [60, 72, 72]
     assert [r.cost.teacher_samples for r in result.rounds] == [24, 0, 0]
 

@@ -15,17 +15,15 @@ Ours, not the paper's; the loss is the paper's. The model starts from the old on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from goldfish.errors import ConfigError
-from goldfish.methods.goldfish import STEPS as GOLDFISH_STEPS
-from goldfish.methods.goldfish import goldfish_step
+from goldfish.methods.goldfish import GOLDFISH_STEP, goldfish_step
 from goldfish.methods.method import Method, Plan, ask, average
 from goldfish.methods.steps import nothing_to_learn
 from goldfish.params import digest
@@ -38,7 +36,7 @@ from goldfish.settings import (
     learning_rate_at,
 )
 from goldfish.training.fit import predict
-from goldfish.types import Client, ClientStep, Params, Round, Scalar, Task, Update, Workspace
+from goldfish.types import Client, Constant, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings
 
 EPOCHS_A_ROUND = 15
@@ -72,57 +70,53 @@ class GoldfishSprintSettings(Settings):
     """Weight of the distillation loss in equation (6), in the sprint alone."""
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+class SprintSettings(GoldfishSettings):
+    """What the clients that sprint are told."""
+
+    unseen_losses: Sequence[float | None] = ()
+    """The model's mean loss on unseen samples of each class, None where there is none; empty in
+    the first turn, which all of them take."""
+
+
+def unlearn(plan: Plan, settings: GoldfishSprintSettings) -> Iterator[Round]:
     """Yield the turns of the sprint, then the annealed rounds."""
-    settings = cast("GoldfishSprintSettings", settings)
-    if plan.original is None:
-        raise ConfigError("The sprint needs the model to unlearn from.")
-    params = plan.last.params if plan.last else plan.original
+    params = plan.last.params if plan.last else plan.origin.params
     done = plan.last.index if plan.last else 0
     turns = int(plan.last.memo["turns"]) if plan.last else 0  # of the sprint; 0 while it lasts
     while not turns:
-        this = _turn(plan, settings, done + 1, params, plan.original)
+        this = _turn(plan, settings, done + 1, params)
         done, params, turns = this.index, this.params, int(this.memo["turns"])
         yield this
     rounds = anneal_rounds(plan, settings)
+    loss = GoldfishSettings(**_loss(settings, mu_d=0.0))
     for place in range(done - turns + 1, rounds + 1):
         training = _training(plan, settings.anneal_step * cosine(place, rounds), local_epochs=1)
-        config = {**training.to_task(), **_loss(settings, mu_d=0.0)}
-        own = replace(plan, training=training)
-        asked = ask(own, STEPS, "goldfish", turns + place, params, config)
-        params = average(asked.updates)
-        yield asked.finish(params, final=place == rounds, memo={"turns": turns})
+        asked = ask(replace(plan, training=training), GOLDFISH_STEP, turns + place, params, loss)
+        params = average(asked.learned)
+        yield replace(asked, params=params, final=place == rounds, memo={"turns": turns})
 
 
-def _turn(
-    plan: Plan, settings: GoldfishSprintSettings, index: int, params: Params, teacher: Params
-) -> Round:
+def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Params) -> Round:
     """Let the askers train: all of them in the first turn, those that still remember in others."""
-    # The data of a client that fails here would stay in the model: all of them must answer.
     epochs = settings.sprint_epochs if index == 1 else 1
-    training = _training(plan, settings.sprint_step, local_epochs=epochs, quorum=1.0)
-    config = {
-        **training.to_task(),
-        **_loss(settings, settings.mu_d),
-        "teacher_digest": digest(teacher),
-    }
-    if index > 1 and plan.server is not None:
-        config["unseen_losses"] = " ".join(map(str, plan.server.class_losses(params)))
+    training = _training(plan, settings.sprint_step, local_epochs=epochs)
+    unseen = plan.server.class_losses(params) if index > 1 and plan.server is not None else ()
+    teacher = plan.origin.params
     asked = ask(
         replace(plan, training=training),
-        STEPS,
-        "sprint",
+        SPRINT,
         index,
         params,
-        config,
-        constants={"teacher": teacher} if settings.mu_d else {},
+        SprintSettings(**_loss(settings, settings.mu_d), unseen_losses=unseen),
+        constants={"teacher": Constant(teacher, digest(teacher))} if settings.mu_d else {},
         clients=plan.askers,
+        quorum=1.0,  # the data of a client that fails here would stay in the model
         may_be_empty=index > 1,
     )
-    if asked.updates:
-        params = average(asked.updates)
-    ended = not asked.updates or index == settings.most_turns or plan.server is None
-    return asked.finish(params, memo={"turns": index if ended else 0})
+    if asked.learned:
+        params = average(asked.learned)
+    ended = not asked.learned or index == settings.most_turns or plan.server is None
+    return replace(asked, params=params, memo={"turns": index if ended else 0})
 
 
 def _training(plan: Plan, share: float, **changes: int | float) -> TrainingSettings:
@@ -134,22 +128,21 @@ def _training(plan: Plan, share: float, **changes: int | float) -> TrainingSetti
     return training.model_copy(update=own)
 
 
-def _loss(settings: GoldfishSprintSettings, mu_d: float) -> dict[str, Scalar]:
-    """Return the Goldfish loss as a task holds it."""
-    loss = GoldfishSettings(
-        student="teacher",
-        removed_weight=settings.removed_weight,
-        mu_c=settings.mu_c,
-        mu_d=mu_d,
-        adaptive_temperature=False,
-        local_stop=False,
-    )
-    return {**loss.to_task(), "warm": True}
+def _loss(settings: GoldfishSprintSettings, mu_d: float) -> dict[str, Any]:
+    """Return the settings of the Goldfish loss."""
+    return {
+        "student": "teacher",
+        "removed_weight": settings.removed_weight,
+        "mu_c": settings.mu_c,
+        "mu_d": mu_d,
+        "adaptive_temperature": False,
+        "local_stop": False,
+    }
 
 
 def anneal_rounds(plan: Plan, settings: GoldfishSprintSettings) -> int:
     """Return how many rounds follow the sprint."""
-    before = plan.original_training or plan.training
+    before = plan.origin.settings
     by_default = before.rounds * before.local_epochs // EPOCHS_A_ROUND
     return settings.anneal_rounds or max(FEWEST_ROUNDS, by_default)
 
@@ -159,35 +152,34 @@ def cosine(place: int, rounds: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (place - 1) / rounds))
 
 
-def sprint_step(task: Task, client: Client, workspace: Workspace) -> Update:
+def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace) -> Update:
     """Take a turn of the sprint; after the first, only where removed samples are remembered."""
-    told = str(task.config.get("unseen_losses", ""))
-    if told and client.removed is not None:
+    unseen = task.settings.unseen_losses
+    if unseen and client.removed is not None:
         student = workspace.load("student", task.arrays["model"])
         logits = predict(student.module, client.removed)
-        unseen = torch.tensor([float(loss) for loss in told.split()])
         if not remembers(logits, client.removed.labels.cpu(), unseen):
             return nothing_to_learn(task)
-    return goldfish_step(task, client, workspace)
+    return goldfish_step(cast("Task[GoldfishSettings]", task), client, workspace)
 
 
-def remembers(logits: Tensor, labels: Tensor, unseen: Tensor) -> bool:
+SPRINT = Step("sprint", sprint_step, SprintSettings)
+
+
+def remembers(logits: Tensor, labels: Tensor, unseen: Sequence[float | None]) -> bool:
     """Tell whether a model remembers removed samples: their loss is far below that of unseen ones.
 
-    ``unseen`` holds the mean loss of the unseen samples of each class, NaN where there is none;
+    ``unseen`` holds the mean loss of the unseen samples of each class, None where there is none;
     classes weigh as they do among the removed samples.
     """
-    known = ~unseen[labels].isnan()
+    expected = torch.tensor([math.nan if loss is None else loss for loss in unseen])[labels]
+    known = ~expected.isnan()
     losses = F.cross_entropy(logits[known], labels[known], reduction="sum")
-    return bool(losses < REMEMBERED * unseen[labels][known].sum())
+    return bool(losses < REMEMBERED * expected[known].sum())
 
 
-STEPS: Mapping[str, ClientStep] = {"sprint": sprint_step, **GOLDFISH_STEPS}
-
-
-def _measures(plan: Plan, settings: Settings) -> Sequence[str]:
-    several = cast("GoldfishSprintSettings", settings).most_turns > 1
-    return ("how long the sprint lasted",) if several and plan.server is not None else ()
+def _measures(_plan: Plan, settings: GoldfishSprintSettings) -> Sequence[str]:
+    return ("how long the sprint lasted",) if settings.most_turns > 1 else ()
 
 
 def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
@@ -201,7 +193,7 @@ GOLDFISH_SPRINT = Method(
     name="goldfish-sprint",
     summary="The askers unteach the old model, then a few annealed rounds: the fast one.",
     settings=GoldfishSprintSettings,
-    steps=STEPS,
+    steps=[SPRINT, GOLDFISH_STEP],
     unlearn=unlearn,
     kind="update adjustment",
     deletions=frozenset({"samples", "class"}),
