@@ -22,7 +22,7 @@ from goldfish.workflow import unlearning_plan
 MakeClients = Callable[..., list[Client]]
 Net = type[nn.Module]
 REQUEST = DeletionRequest("client-1", sample_ids=["c1-0", "c1-9"])
-NEED_ASKERS = ["goldfish-warm", "incompetent-teacher", "gradient-ascent"]
+NEED_ASKERS = ["goldfish-sprint", "goldfish-warm", "incompetent-teacher", "gradient-ascent"]
 
 
 class Flaky(goldfish.InProcess):
@@ -105,7 +105,7 @@ def test_an_asker_that_fails_is_asked_again(
     """It answers at the last try, the others at the first: the bits are as without the failure."""
 
     def lost(task: Task[Any]) -> int:
-        needed = task.step.name in ("goldfish", "bad-teaching", "ascend")
+        needed = task.step.name in ("sprint", "goldfish", "bad-teaching", "ascend")
         return ASKED_AGAIN if needed and task.client_id == "client-1" else 0
 
     trained = trained_on(make_clients(), small_net, lost)

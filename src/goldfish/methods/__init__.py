@@ -8,6 +8,7 @@ from goldfish.errors import ConfigError, unknown
 from goldfish.methods.fed_eraser import FED_ERASER
 from goldfish.methods.fed_recovery import FED_RECOVERY
 from goldfish.methods.goldfish import GOLDFISH
+from goldfish.methods.goldfish_sprint import GOLDFISH_SPRINT
 from goldfish.methods.goldfish_warm import GOLDFISH_WARM
 from goldfish.methods.gradient_ascent import GRADIENT_ASCENT
 from goldfish.methods.incompetent_teacher import INCOMPETENT_TEACHER
@@ -30,6 +31,7 @@ from goldfish.methods.sisa import SISA
 
 METHODS: dict[str, Method[Any]] = {
     "goldfish": GOLDFISH,
+    "goldfish-sprint": GOLDFISH_SPRINT,
     "goldfish-warm": GOLDFISH_WARM,
     "retrain": RETRAIN,
     "retrain-tuned": RETRAIN_TUNED,

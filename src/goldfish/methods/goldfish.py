@@ -154,9 +154,10 @@ def _retrain(
     training, settings = task.training, task.settings
     student = workspace.load("student", start)
     transform = transform_of(training)
+    teacher = None
     if settings.mu_d > 0:
         teacher = teacher_of(task, client, workspace, "teacher", retained, transform, *purpose)
-    else:
+    elif settings.local_stop:
         teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
     fitted = retrain_student(
         student,

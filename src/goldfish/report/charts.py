@@ -37,6 +37,7 @@ PLACES = {
     "rapid-retrain": 8,
     "goldfish-warm": 9,
     "gradient-ascent": 10,
+    "goldfish-sprint": 11,
 }
 """The known methods keep their colours in every report."""
 PALETTE_SIZE = 12

@@ -1,4 +1,4 @@
-"""The server's test set: what equation (12) and the round-level stop measure models with."""
+"""The server's test set: what equation (12) and the stops of methods measure models with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServerScore:
 
 
 class ServerTest:
-    """The server's test set: what equation (12) and the round-level stop measure models with.
+    """The server's test set: what equation (12) and the stops of methods measure models with.
 
     Of a larger set ``samples`` are drawn by the seed, once.
     """
@@ -63,6 +63,7 @@ class ServerTest:
         on_gpu = examples.labels.device.type == "cuda"
         self._measure = (_OnGpu if on_gpu else _OnThreads)(factory, measured)
         self._samples = len(measured)
+        self._labels = measured.labels.cpu()
         self._measured_since = 0
 
     def score(self, params: Params) -> ServerScore:
@@ -73,6 +74,14 @@ class ServerTest:
         """Measure several models."""
         self._measured_since += self._samples * len(models)
         return self._measure.scores(models)
+
+    def class_losses(self, params: Params) -> list[float | None]:
+        """Return a model's mean loss on the samples of each class; None where there is none."""
+        self._measured_since += self._samples
+        logits = self._measure.logits(params)
+        losses = F.cross_entropy(logits, self._labels, reduction="none")
+        of_class = [losses[self._labels == label] for label in range(logits.shape[-1])]
+        return [own.mean().item() if len(own) else None for own in of_class]
 
     def take_measured(self) -> int:
         """Return how many samples times models were measured since the last call of this."""
@@ -98,11 +107,19 @@ class _OnThreads:
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure all models."""
         count = len(self._parts)
-        with ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,)) as pool:
+        with self._pool() as pool:
             of_parts = [params for params in models for _ in range(count)]
             logits = list(pool.map(self._logits, of_parts, self._parts * len(models)))
             joined = [logits[at : at + count] for at in range(0, len(logits), count)]
             return list(pool.map(self._score, joined))
+
+    def logits(self, params: Params) -> Tensor:
+        """Return what a model says of all samples."""
+        with self._pool() as pool:
+            return torch.cat(list(pool.map(partial(self._logits, params), self._parts)))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,))
 
     def _logits(self, params: Params, part: Examples) -> Tensor:
         workspace = self._workspaces.get()
@@ -136,6 +153,11 @@ class _OnGpu:
             errors = _squared_errors(logits, labels).mean((1, 2))
             found = to_cpu(torch.stack([losses, errors], dim=1))
         return [ServerScore(loss, mse) for loss, mse in found.tolist()]
+
+    def logits(self, params: Params) -> Tensor:
+        """Return what a model says of all samples, on the CPU."""
+        with self._workspace.active():
+            return to_cpu(self._logits(params))
 
     def _logits(self, params: Params) -> Tensor:
         module = self._workspace.load("server", params).module
