@@ -1,0 +1,215 @@
+"""The verdict of an audit: do models that unlearned treat removed samples as oracles do?
+
+An *oracle* is a federation that was trained without the removed samples, under another seed, some
+of them also at another step size. Two oracles differ too: that is the noise that a difference
+between unlearned models and oracles is measured by. Every model is reduced to a few numbers, one
+for each question, and the models are what is counted: ten thousand samples of one model are still
+one model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from goldfish.errors import ConfigError
+from goldfish.evaluation.attacks import LEAST_SPREAD, checked_sides
+
+AuditWord: TypeAlias = Literal[
+    "remembers", "over-forgets", "damaged", "different", "indistinguishable", "not enough evidence"
+]
+
+INTERVAL = 99
+"""Percent, of every interval. An audit asks three questions: 95 each would accuse one in seven."""
+
+LEAST_ORACLES = 4
+"""With fewer oracles there is no noise to compare with."""
+
+SHIFT_MARGIN = 0.25
+"""A smaller mean shift of margins, in standard deviations between oracles, counts as none."""
+
+SHIFT_SEEN = 0.5
+"""A memory as large as this must be visible before its absence counts as evidence."""
+
+ACCURACY_MARGIN = 1.0
+"""Points of accuracy that may be lost before a model counts as damaged."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an audit needs to know of one model."""
+
+    removed: Tensor
+    """Its margin on each removed sample."""
+    unseen: Tensor
+    """Its margin on each unseen sample."""
+    accuracy: float
+    """In percent, on the test set."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Unlearned models minus oracles in one number a model, with its 99 % interval."""
+
+    value: float
+    low: float
+    high: float
+    unlearned: int
+    """How many models unlearned."""
+    oracles: int
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def half(self) -> float:
+        """Half of the interval's width."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """What an audit shows. Never a certificate: it says what these tests could not tell apart."""
+
+    word: AuditWord
+    sentence: str
+    memory: Difference | None = None
+    """Shift of the margins on removed samples, beyond that on unseen ones: above 0, a memory."""
+    general: Difference | None = None
+    """Shift of the margins on unseen samples: below 0, less sure of everything."""
+    accuracy: Difference | None = None
+    """In points, on the test set."""
+
+
+def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Difference:
+    """Return the difference of the means with Student's 99 % interval.
+
+    The spread is pooled over both sides; a single unlearned model adds none of its own, and the
+    interval is then that in which a further oracle would be expected.
+    """
+    from scipy.special import stdtrit  # here, since importing scipy takes its time
+
+    if len(unlearned) < 1 or len(oracles) < 2:
+        raise ConfigError(
+            f"A comparison needs at least 1 unlearned model and 2 oracles, got {len(unlearned)} "
+            f"and {len(oracles)}."
+        )
+    ours = torch.tensor(unlearned, dtype=torch.float64)
+    theirs = torch.tensor(oracles, dtype=torch.float64)
+    freedom = len(ours) + len(theirs) - 2
+    squares = sum(((side - side.mean()).square().sum().item() for side in (ours, theirs)), 0.0)
+    error = math.sqrt(squares / freedom * (1 / len(ours) + 1 / len(theirs)))
+    half = float(stdtrit(freedom, 0.5 + INTERVAL / 200)) * error
+    value = (ours.mean() - theirs.mean()).item()
+    return Difference(value, value - half, value + half, len(ours), len(theirs))
+
+
+def shifts(
+    unlearned: Tensor, oracles: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return one number for each model of both sides: its mean shift from the oracles.
+
+    The shift of a sample is its margin minus the oracles' mean, in standard deviations between
+    oracles; an oracle is compared with the mean of the others. A few oracles give a poor variance
+    for one sample, so it is taken half from that sample and half from the mean over all samples.
+    ``weights`` weigh the samples, such as classes of unseen samples in the proportions of the
+    removed ones.
+    """
+    unlearned, oracles = checked_sides(unlearned, oracles, least=1)
+    if weights is None:
+        weights = torch.ones(unlearned.shape[1])
+    share = weights.double() / weights.double().sum()
+    variance = oracles.var(dim=0, correction=1)
+    spread = ((variance + variance.mean()) / 2).sqrt().clamp_min(LEAST_SPREAD)
+    others = (oracles.sum(dim=0) - oracles) / (len(oracles) - 1)
+    ours = (unlearned - oracles.mean(dim=0)) / spread
+    theirs = (oracles - others) / spread
+    return (ours * share).sum(dim=1), (theirs * share).sum(dim=1)
+
+
+def class_weights(removed_labels: Tensor, unseen_labels: Tensor) -> Tensor:
+    """Weigh unseen samples so that each class has the weight it has among the removed ones."""
+    classes = int(max(removed_labels.max(), unseen_labels.max())) + 1
+    wanted = torch.bincount(removed_labels, minlength=classes).double()
+    present = torch.bincount(unseen_labels, minlength=classes).double()
+    weights: Tensor = (wanted / present.clamp_min(1))[unseen_labels]
+    if float(weights.sum()) == 0:
+        raise ConfigError("No unseen sample has a class of the removed ones: nothing to compare.")
+    return weights
+
+
+def audit_verdict(
+    unlearned: Sequence[Measured],
+    oracles: Sequence[Measured],
+    removed_labels: Tensor,
+    unseen_labels: Tensor,
+) -> AuditVerdict:
+    """Say in words how models that unlearned compare with oracles.
+
+    What removed samples show is told apart from what all samples show: only a shift of their
+    margins beyond that of unseen samples of the same classes is a memory, or the trace of too much
+    forgetting. A model that is a little less sure of everything is *different*.
+    """
+    if not unlearned or len(oracles) < LEAST_ORACLES:
+        return AuditVerdict(
+            "not enough evidence",
+            f"{_number(len(oracles), 'oracle')} cannot show how much retrained models differ among "
+            f"themselves: {LEAST_ORACLES} are the least.",
+        )
+    weights = class_weights(removed_labels, unseen_labels)
+    on_removed = shifts(*(torch.stack([m.removed for m in side]) for side in (unlearned, oracles)))
+    on_unseen = shifts(
+        *(torch.stack([m.unseen for m in side]) for side in (unlearned, oracles)), weights=weights
+    )
+    memory = difference(*((a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)))
+    general = difference(*(side.tolist() for side in on_unseen))
+    accuracy = difference(*([m.accuracy for m in side] for side in (unlearned, oracles)))
+    word, sentence = _judged(memory, general, accuracy)
+    return AuditVerdict(word, sentence, memory, general, accuracy)
+
+
+def _judged(memory: Difference, general: Difference, accuracy: Difference) -> tuple[AuditWord, str]:
+    told = f"{memory.value:+.2f} ({INTERVAL} % interval {memory.low:+.2f} to {memory.high:+.2f})"
+    noise = f"the noise of {_number(memory.oracles, 'oracle')}"
+    if memory.beyond_chance and memory.value >= SHIFT_MARGIN:
+        return "remembers", (
+            f"Margins on removed samples are above those of retrained models by {told} standard "
+            f"deviations more than margins on unseen samples: outside of {noise}."
+        )
+    if memory.beyond_chance and memory.value <= -SHIFT_MARGIN:
+        return "over-forgets", (
+            f"Removed samples are treated worse than unseen ones, by {told} standard deviations of "
+            "their margins: that itself tells who was removed."
+        )
+    if accuracy.beyond_chance and accuracy.value <= -ACCURACY_MARGIN:
+        return "damaged", (
+            f"Accuracy is {-accuracy.value:.2f} points below that of retrained models "
+            f"({INTERVAL} % interval {-accuracy.high:.2f} to {-accuracy.low:.2f})."
+        )
+    if memory.half > SHIFT_SEEN:
+        error = 1 / memory.unlearned + 1 / memory.oracles
+        wanted = math.ceil(2 / error * (memory.half / SHIFT_SEEN) ** 2)
+        return "not enough evidence", (
+            f"A memory of {SHIFT_SEEN} standard deviations would not be seen: the interval is "
+            f"{memory.low:+.2f} to {memory.high:+.2f}. About {wanted} unlearned models and "
+            "as many oracles would show it."
+        )
+    if general.beyond_chance and abs(general.value) >= SHIFT_MARGIN:
+        sure = "less" if general.value < 0 else "more"
+        return "different", (
+            f"The model is {sure} sure of all samples than retrained ones, by "
+            f"{abs(general.value):.2f} standard deviations of the margins; removed samples do not "
+            "stand out."
+        )
+    return "indistinguishable", f"Indistinguishable from retraining within {noise}."
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
