@@ -48,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         _write_images(folder / "images.npz")
-        with Deployment(folder / "state", 3) as deployment:
+        with Deployment(folder / "state", 3, path=folder / "images.npz") as deployment:
             flower = _rounds(folder, "flower", deployment.superlink.address)
         local = _rounds(folder, "in-process", "")
         wire = re.findall(

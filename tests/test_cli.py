@@ -67,3 +67,42 @@ def test_every_public_name_is_there() -> None:
         assert getattr(goldfish, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = goldfish.nonsense
+
+
+SHADOWS = ("numpy", "secrets", "click", "torch", "typer", "yaml")
+OWN = """
+from torch import nn
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+"""
+CONFIG = """
+[model]
+name = "own:net"
+[training]
+rounds = 1
+[deletion]
+rate = 0.1
+[unlearning]
+methods = ["retrain"]
+rounds = 1
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "goldfish", "run", "own.toml"],
+        ["-P", "-c", "import goldfish.cli as cli; cli.main()", "models"],  # as the script does
+    ],
+)
+def test_modules_of_the_current_folder_are_not_run(command: list[str], tmp_path: Path) -> None:
+    """A model of one's own is found there, after everything that is installed."""
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("open('was-here', 'a').write(__name__ + ' ')\n")
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.toml").write_text(CONFIG)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "was-here").exists()

@@ -257,7 +257,7 @@ def test_another_training_leaves_the_first_one_as_it_was(
     def train(federation: goldfish.InProcess, seed: int) -> goldfish.Trained:
         return goldfish.train(federation, seed=seed, **options)
 
-    def result(trained: goldfish.Trained) -> tuple[str, int]:
+    def result(trained: goldfish.Trained) -> tuple[str, float]:
         done = goldfish.unlearn(trained, [REQUEST], method=method, rounds=2, **more)
         return digest(done.params), done.cost.steps
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -22,11 +22,13 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.version import __version__
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from rich.progress import TaskID
 
     from goldfish.experiments.config import Config
-    from goldfish.experiments.runner import Progress as Step
     from goldfish.experiments.scenario import Machine
+    from goldfish.results import Progress as Step
 
 INTERRUPTED = 130
 """The usual exit status of a program that was ended by Ctrl-C."""
@@ -270,7 +272,7 @@ def data_fetch(
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="How many nodes (clients).")]
 Secure = Annotated[
     Path | None,
-    typer.Option("--secure", metavar="DIR", help="Keys of 'goldfish flower keys': TLS, node keys."),
+    typer.Option("--secure", metavar="DIR", help="Keys of 'flower keys new': TLS, node keys."),
 ]
 StateDir = Annotated[
     Path, typer.Option("--state-dir", help="Where server and nodes keep their state and logs.")
@@ -291,26 +293,65 @@ def flower_init(
         console.print(path, highlight=False, markup=False, soft_wrap=True)
 
 
-@flower_app.command("keys")
-def flower_keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")],
-    nodes: Nodes = 3,
-    host: Annotated[
-        list[str] | None,
-        typer.Option("--host", help="Name or address by which nodes reach the SuperLink."),
-    ] = None,
-) -> None:
+keys_app = typer.Typer(help="Certificates and keys of a federation: new, renewed, for more nodes.")
+flower_app.add_typer(keys_app, name="keys", no_args_is_help=True)
+KeyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the keys.")]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="Name or address by which nodes reach the SuperLink."),
+]
+
+
+@keys_app.command("new")
+def keys_new(folder: KeyFolder, nodes: Nodes = 3, host: Hosts = None) -> None:
     """Make a certificate authority, the SuperLink's certificate and a key pair for each node."""
     _need_flower()
     from goldfish.flower.ops.keys import make_keys
 
     keys = make_keys(folder, nodes, host or ())
-    console.print(
+    _say(
         f"Keys for {nodes} nodes are in {folder}. Each host gets only its own files "
-        f"(docs/flower.md); {keys.authority_key.name} stays on none of them.",
-        markup=False,
-        soft_wrap=True,
+        f"(docs/flower.md); {keys.authority_key.name} stays on none of them."
     )
+
+
+@keys_app.command("renew")
+def keys_renew(folder: KeyFolder, host: Hosts = None) -> None:
+    """Make the certificates anew under the same authority; nodes keep their keys."""
+    _need_flower()
+    from goldfish.flower.ops.keys import renew_keys
+
+    names = ", ".join(path.name for path in renew_keys(folder, host or ()))
+    _say(f"New in {folder}: {names}. Copy each to its host, and restart what runs there.")
+
+
+@keys_app.command("add")
+def keys_add(folder: KeyFolder, nodes: Nodes = 1) -> None:
+    """Make the files of further nodes; register their public keys on the server."""
+    _need_flower()
+    from goldfish.flower.ops.keys import add_nodes
+
+    for number in add_nodes(folder, nodes):
+        _say(f"node-{number}: flwr supernode register {folder / f'node-{number}.pub'}")
+
+
+@keys_app.command("remove")
+def keys_remove(
+    folder: KeyFolder, number: Annotated[int, typer.Argument(metavar="N", help="Of node-N.")]
+) -> None:
+    """Delete the files of a node; unregister it on the server too."""
+    _need_flower()
+    from goldfish.flower.ops.keys import remove_node
+
+    remove_node(folder, number)
+    _say(
+        f"The files of node-{number} are deleted. Whoever has a copy of its key stays a member "
+        "until the server's 'flwr supernode unregister' names it ('flwr supernode list')."
+    )
+
+
+def _say(sentence: str) -> None:
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 @flower_app.command("up")
@@ -318,6 +359,13 @@ def flower_up(
     nodes: Nodes = 3,
     secure: Secure = None,
     data_dir: DataDir = None,
+    path: Annotated[
+        Path | None, typer.Option("--path", help="Your own data (npz, image-folder), for nodes.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="Your own package.module:factory that nodes may build."),
+    ] = None,
     state_dir: StateDir = FLOWER_STATE,
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="The SuperLink's port.")
@@ -330,7 +378,15 @@ def flower_up(
     _end_as_by_ctrl_c()
     try:
         console.print(f"Starting a SuperLink and {nodes} nodes ...")
-        with Deployment(state_dir, nodes, keys=secure, data_dir=data_dir, port=port) as deployment:
+        with Deployment(
+            state_dir,
+            nodes,
+            keys=secure,
+            data_dir=data_dir,
+            path=path,
+            models=model or (),
+            port=port,
+        ) as deployment:
             settings = {f"flower.{k}": v for k, v in deployment.settings.items()}
             options = "".join(
                 f" --set {k}={str(v).lower() if isinstance(v, bool) else v}"
@@ -402,10 +458,9 @@ def flower_tombstones(
 
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
-    sys.path.insert(0, "")  # a model of one's own may lie in the current folder
     try:
         app()
-    except GoldfishError as error:
+    except (GoldfishError, OSError) as error:  # a full disk shows itself anywhere
         _print_error(str(error))
         sys.exit(1)
 
@@ -419,6 +474,8 @@ def _run(
     seeds: int = 1,
 ) -> None:
     """Run an experiment under a progress bar, then show its result."""
+    if ":" in config.model.name:
+        sys.path.append("")  # a model of one's own may lie in the current folder
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from goldfish.experiments.runner import run_experiment
@@ -428,7 +485,7 @@ def _run(
     if config.engine == "flower":
         from goldfish.flower.submit import run_on_flower
 
-        _end_as_by_ctrl_c()
+        _end_once()
         once = partial(run_on_flower, tell=partial(console.print, markup=False, highlight=False))
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
@@ -449,13 +506,11 @@ def _run(
                     bars[step.phase],
                     completed=step.round,
                     total=step.rounds,
-                    state=_state(step.record),
+                    state=_state(step),
                 )
-                for failure in step.record.get("failures", ()):
-                    where = f"{step.phase}, round {step.round}: {failure['client_id']}"
-                    progress.console.print(
-                        f"{where} did not answer: {failure['cause']}", markup=False
-                    )
+                for failure in step.record.failures if step.record else ():
+                    where = f"{step.phase}, round {step.round}: {failure.client_id}"
+                    progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
     except KeyboardInterrupt:
         if config.engine == "flower":
             steps.close()  # type: ignore[attr-defined]
@@ -472,6 +527,21 @@ def _end_as_by_ctrl_c() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler)
+
+
+def _end_once() -> None:
+    """The same, and let the first of these signals come to its end: the others wait for it."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        console.print("Stopping the run on Flower ...")
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def _need_flower() -> None:
@@ -494,49 +564,37 @@ def _resolve(device: Device) -> str:
     return "cpu"
 
 
-def _state(record: Mapping[str, Any]) -> str:
-    if "diverged" in record:
+def _state(step: Step) -> str:
+    """Say what a round measured: the accuracy, and the first of the tests that the run has."""
+    from goldfish.report.formatting import FORMS
+    from goldfish.results import METRICS
+
+    if step.diverged:
         return "diverged"
-    if "accuracy" not in record:
-        return ""
-    tests = (
-        ("backdoor", "backdoor_success", "{:.1f} %"),
-        ("removed class", "removed_class_accuracy", "{:.1f} %"),
-        ("memory gap", "memory_gap", "{:+.3f}"),
-    )
-    found = [
-        f", {name} {form.format(record[key])}"
-        for name, key, form in tests
-        if record.get(key) is not None
+    drawn = {metric: getattr(step.record, metric.key, None) for metric in METRICS if metric.chart}
+    known = [
+        f"{metric.label} {FORMS[metric.unit](value, None)}"
+        for metric, value in drawn.items()
+        if value is not None
     ]
-    return f"accuracy {record['accuracy']:.1f} %{''.join(found[:1])}"
+    return ", ".join(known[:2])
 
 
 def _print_result(out: Path) -> None:
-    from goldfish.report import (
-        SHORT,
-        headline,
-        image_counts,
-        judged_rows,
-        read_run,
-        table,
-        write_report,
-    )
-    from goldfish.report.verdicts import not_honoured
+    from goldfish.report import headline, image_counts, not_honoured, short_table, write_report
+    from goldfish.results import read_run
 
     result = read_run(out).result
     page = write_report(out)
-    judged = judged_rows(result)
-    headings, rows = table(judged, SHORT)
-    _print_table(headings, rows)
+    _print_table(*short_table(result))
     told = headline(result)
     console.print(image_counts(result), markup=False, style="dim")
     console.print(told.verdict, markup=False, style="bold")
     for sentence in (told.asked, *told.sentences):
         console.print(sentence, markup=False)
     console.print(f"Report: {page}", markup=False, soft_wrap=True)
-    failed = [row.diverged for row in judged if row.diverged]
-    failed += [sentence for row in judged for sentence in not_honoured(row.method, row)]
+    failed = [method.diverged for method in result.methods.values() if method.diverged]
+    failed += [sentence for name in result.methods for sentence in not_honoured(name, result)]
     if failed:
         _print_error("\n".join(failed))
         sys.exit(1)

@@ -79,15 +79,8 @@ def shapes_of(params: Params) -> Shapes:
     return {name: (t.shape, t.dtype) for name, t in params.items()}
 
 
-READER = "_goldfish_reader"
-"""Where a model on a GPU has what reads all of its values at once (goldfish.hardware.gpu)."""
-
-
 def params_of(model: nn.Module) -> Params:
     """Return a detached copy, on the CPU, of all weights and all buffers of ``model``."""
-    if hasattr(model, READER):
-        params: Params = getattr(model, READER).read()
-        return params
     state = {name: t.detach() for name, t in model.state_dict().items()}
     rows = {dtype: row.cpu() for dtype, row in flatten(state).items()}
     return FlatParams(rows, shapes_of(state))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from goldfish.training.workspace import LoadedModel
 
 Params: TypeAlias = Mapping[str, Tensor]
 """A detached state dict: all weights and all buffers. Never mutated."""
@@ -199,8 +202,8 @@ class HistoryEntry:
 class Workspace(Protocol):
     """Where a client step finds its models; one for each worker, so never shared."""
 
-    def load(self, role: str, params: Params) -> nn.Module:
-        """Return this worker's module for ``role``, holding ``params``."""
+    def load(self, role: str, params: Params) -> LoadedModel:
+        """Return this worker's model for ``role``, holding ``params``."""
 
 
 ClientStep: TypeAlias = Callable[[Task, Client, Workspace], Update]

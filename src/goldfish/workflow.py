@@ -1,14 +1,14 @@
 """The library's two verbs: :func:`train` a federation, and :func:`unlearn` from it.
 
-Both are plain loops over rounds. A caller that wants to look at each makes a plan
-(:func:`training_plan`, :func:`unlearning_plan`) and iterates over what the method yields.
+Both make a plan (:func:`training_plan`, :func:`unlearning_plan`) and go through the rounds of
+:func:`run_phase`, the only phase loop. A caller that wants to look at each round does the same.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -32,6 +32,7 @@ from goldfish.methods.filing import file
 from goldfish.models import fresh_params
 from goldfish.settings import Settings, TrainingSettings
 from goldfish.training.fit import predict
+from goldfish.training.server_test import ServerTest, measured_samples
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     DeletionRequest,
@@ -44,7 +45,6 @@ from goldfish.types import (
     Round,
     Scalar,
 )
-from goldfish.unlearning.extension import ServerTest, measured_samples
 
 States: TypeAlias = Mapping[str, Mapping[str, Params]]
 """What each client keeps, by key."""
@@ -139,34 +139,31 @@ def train(
         raise ConfigError(f"keep_for is a list of methods: write [{keep_for!r}].")
     if method is not None and keep_for:
         raise ConfigError("keep_for goes with FedAvg training: leave it or method out.")
-    if method is not None:
+    kept: set[int] = set()
+    work: Work = original_training
+    if method is None:
+        checked = TrainingSettings.parse(settings)
+        plan = training_plan(federation, checked, seed, scored)
+        wanted = keep_for if isinstance(keep_for, Mapping) else {name: {} for name in keep_for}
+        for name, values in wanted.items():
+            needed = method_named(name)
+            kept.update(needed.kept_rounds(needed.settings.parse(values), checked.rounds))
+    else:
         chosen = method_named(method) if isinstance(method, str) else method
         checked, own = _divide(settings, TrainingSettings(), chosen)
-        if chosen.prepare is None:
-            raise ConfigError(f"{chosen.name} has no training of its own: leave method out.")
-        plan = training_plan(federation, checked, seed, scored, phase=f"{chosen.name}-training")
-        rounds, params, _, memo = _collect(plan, chosen.prepare(plan, own), scored)
-        return Trained(
-            federation,
-            params,
-            checked,
-            seed,
-            rounds,
-            plan.phase,
-            method=chosen.name,
-            memo=memo,
-            states=federation.states(),
-        )
-    checked = TrainingSettings.parse(settings)
-    plan = training_plan(federation, checked, seed, scored)
-    kept: set[int] = set()
-    wanted = keep_for if isinstance(keep_for, Mapping) else {name: {} for name in keep_for}
-    for name, own_values in wanted.items():
-        needed = method_named(name)
-        kept.update(needed.kept_rounds(needed.settings.parse(own_values), checked.rounds))
-    rounds, params, history, _ = _collect(plan, fedavg.train(plan, plan.fresh), scored, kept)
+        plan, work = own_training(federation, chosen, own, checked, seed, scored)
+    records, params, history, memo = _collect(plan, work, scored, kept)
     return Trained(
-        federation, params, checked, seed, rounds, history=history, states=federation.states()
+        federation,
+        params,
+        checked,
+        seed,
+        records,
+        plan.phase,
+        history,
+        None if method is None else chosen.name,
+        memo,
+        federation.states(),
     )
 
 
@@ -201,6 +198,7 @@ def unlearn(
         raise ConfigError("unlearn() takes a list of requests: write [request].")
     chosen = method_named(method) if isinstance(method, str) else method
     training, own = _divide(settings, trained.settings, chosen)
+    _refuse_training(trained, chosen, own)
     scored = None if test is None else as_examples(test)
     plan = unlearning_plan(
         trained,
@@ -213,9 +211,7 @@ def unlearn(
         seed=trained.seed if seed is None else seed,
     )
     file(trained.federation, requests)
-    if trained.states is not None:
-        trained.federation.restore(trained.states)
-    records, params, _, _ = _collect(plan, chosen.unlearn(plan, own), scored)
+    records, params, _, _ = _collect(plan, bind(chosen.unlearn, own), scored, states=trained.states)
     lost = not_honoured(plan, [record.absent for record in records], params)
     for left in lost:
         warnings.warn(
@@ -236,7 +232,7 @@ def training_plan(
     test: Examples | None = None,
     phase: str = "origin",
 ) -> Plan:
-    """Return what :func:`goldfish.methods.fedavg.train` needs."""
+    """Return what the original training needs, or a method's own."""
     return Plan(
         phase=phase,
         federation=federation,
@@ -280,22 +276,6 @@ def unlearning_plan(
                 f"{request.client_id} has left with all of its data: the model is free of it."
             )
     refuse_unhandled(method, requests)
-    if method.prepare is not None and trained.method != method.name:
-        raise ConfigError(
-            f"{method.name} has a training of its own: train with "
-            f"goldfish.train(..., method={method.name!r})."
-        )
-    if trained.method not in (None, method.name):
-        raise ConfigError(
-            f"This model is {trained.method}'s own, from which {method.name} cannot start: train "
-            "without method=."
-        )
-    needed = method.kept_rounds(own, trained.settings.rounds)
-    if not set(needed) <= set(trained.history):
-        raise ConfigError(
-            f"{method.name} needs client updates that were not kept: train with "
-            f"goldfish.train(..., keep_for=[{method.name!r}]), and with the same settings."
-        )
     plan = Plan(
         phase=method.name,
         federation=federation,
@@ -329,47 +309,104 @@ def _server(
     return ServerTest(federation.model, test, samples, seed)
 
 
-def timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
-    """Yield each round with the seconds it took; what the caller does in between is not counted."""
+Work: TypeAlias = Callable[[Plan], Iterator[Round]]
+"""What is done in a phase: yields its rounds, after the last one that the plan holds."""
+
+
+@dataclass(frozen=True)
+class FinishedRound:
+    """A finished round of a phase, and what the loop of all phases knows of it."""
+
+    round: Round
+    start: Params
+    """The global model before it."""
+    cost: Cost
+
+
+def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[FinishedRound]:
+    """Yield the rounds of a phase as they are finished: the only phase loop.
+
+    ``states`` is what the clients keep before the phase; None: what they keep now. A phase that
+    starts with its first round drops what they keep of an earlier phase of its name. The time that
+    the caller takes between two rounds is not counted.
+    """
+    before = plan.federation.states() if states is None else states
+    if plan.last is None:
+        before = _select(before, lambda key: not key.startswith(f"{plan.phase}/"))
+    plan.federation.restore(before)
+    start = plan.last.params if plan.last else plan.fresh
+    rounds = work(plan)
     while True:
         begin = time.perf_counter()
-        try:
-            this = next(rounds)
-        except StopIteration:
+        this = next(rounds, None)
+        if this is None:
             return
-        yield this, time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        by_server = 0 if plan.server is None else plan.server.take_measured()
+        kept = plan.federation.bytes_kept(plan.phase)
+        yield FinishedRound(this, start, round_cost(this, seconds, kept, by_server))
+        start = this.params
+
+
+def bind(work: Callable[[Plan, Settings], Iterator[Round]], settings: Settings) -> Work:
+    """Return a method's work with its settings given."""
+    return lambda plan: work(plan, settings)
+
+
+def original_training(plan: Plan) -> Iterator[Round]:
+    """Yield the rounds of the original training: FedAvg from the fresh model."""
+    return fedavg.train(plan, plan.fresh)
+
+
+def own_training(
+    federation: Federation,
+    method: Method,
+    own: Settings,
+    training: TrainingSettings,
+    seed: int,
+    test: Examples | None,
+) -> tuple[Plan, Work]:
+    """Return the plan and the work of a method's own training."""
+    if method.prepare is None:
+        raise ConfigError(f"{method.name} has no training of its own: leave method out.")
+    plan = training_plan(federation, training, seed, test, phase=f"{method.name}-training")
+    return plan, bind(method.prepare, own)
 
 
 def states_of(federation: Federation, phase: str) -> States:
     """Return what the clients keep under the name of a phase."""
+    return _select(federation.states(), lambda key: key.startswith(f"{phase}/"))
+
+
+def _select(states: States, wanted: Callable[[str], bool]) -> States:
     return {
-        client_id: {key: params for key, params in kept.items() if key.startswith(f"{phase}/")}
-        for client_id, kept in federation.states().items()
+        client_id: {key: params for key, params in kept.items() if wanted(key)}
+        for client_id, kept in states.items()
     }
 
 
 def _collect(
     plan: Plan,
-    rounds: Iterator[Round],
+    work: Work,
     test: Examples | None,
     kept: Collection[int] = (),
+    states: States | None = None,
 ) -> tuple[list[RoundRecord], Params, dict[int, HistoryEntry], Mapping[str, Scalar]]:
+    """Run a phase; return its records, the last model, the rounds in ``kept``, and the memo."""
     records = []
     history = {}
     params = plan.fresh
     memo: Mapping[str, Scalar] = {}
-    _forget_phase(plan)
     device = "cpu" if test is None else test.labels.device
     workspace = LocalWorkspace(plan.federation.model, device)
-    for this, seconds in timed(rounds):
-        if this.index in kept:
-            history[this.index] = HistoryEntry(this.index, params, this.updates)
+    for done in run_phase(plan, work, states):
+        this = done.round
         params, memo = this.params, this.memo
-        by_server = 0 if plan.server is None else plan.server.take_measured()
-        cost = round_cost(this, seconds, plan.federation.bytes_kept(plan.phase), by_server)
+        if this.index in kept:
+            history[this.index] = HistoryEntry(this.index, done.start, this.updates)
         scores = None
         if test is not None:
-            logits = predict(workspace.load("test", params), test)
+            logits = predict(workspace.load("test", params).module, test)
             scores = score(logits, test.labels.cpu(), logits.shape[-1])
         for failure in this.failures:
             warnings.warn(
@@ -378,19 +415,29 @@ def _collect(
                 RuntimeWarning,
                 stacklevel=3,
             )
-        records.append(RoundRecord(this.index, cost, this.failures, scores, this.absent))
+        records.append(RoundRecord(this.index, done.cost, this.failures, scores, this.absent))
     own = {name: t.clone() for name, t in params.items()}  # for a user to change
     return records, own, history, memo
 
 
-def _forget_phase(plan: Plan) -> None:
-    """Drop what clients keep of an earlier phase of this name: this one starts anew."""
-    own = states_of(plan.federation, plan.phase)
-    states = {
-        client_id: {key: params for key, params in kept.items() if key not in own[client_id]}
-        for client_id, kept in plan.federation.states().items()
-    }
-    plan.federation.restore(states)
+def _refuse_training(trained: Trained, method: Method, own: Settings) -> None:
+    """Raise where a method needs another training than the one that was done."""
+    if method.prepare is not None and trained.method != method.name:
+        raise ConfigError(
+            f"{method.name} has a training of its own: train with "
+            f"goldfish.train(..., method={method.name!r})."
+        )
+    if trained.method not in (None, method.name):
+        raise ConfigError(
+            f"This model is {trained.method}'s own, from which {method.name} cannot start: train "
+            "without method=."
+        )
+    needed = method.kept_rounds(own, trained.settings.rounds)
+    if not set(needed) <= set(trained.history):
+        raise ConfigError(
+            f"{method.name} needs client updates that were not kept: train with "
+            f"goldfish.train(..., keep_for=[{method.name!r}]), and with the same settings."
+        )
 
 
 def _divide(
@@ -409,5 +456,4 @@ def _divide(
 
 
 def _module(federation: Federation, params: Params) -> nn.Module:
-    module = LocalWorkspace(federation.model).load("result", params)
-    return module.eval()
+    return LocalWorkspace(federation.model).load("result", params).module.eval()

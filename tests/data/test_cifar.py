@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,33 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
+def array(dtype: bytes, content: bytes) -> bytes:
+    """Return a pickled batch whose images numpy would build over any bytes as any type."""
+    return (
+        b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b"
+        b"\x87R(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nU\x02" + dtype + b"K\x00K\x01\x87R"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89" + content + b"tb"
+        b"U\x06labels]K\x03au."
+    )
+
+
+def test_no_pickle_can_crash_the_process_or_fill_its_memory(tmp_path: Path) -> None:
+    """Numpy takes bytes for pointers when they are called objects; Python's memo takes any size."""
+    path = write_cifar10_python(tmp_path) / "test_batch"
+    pointers = b"T" + (8 * 3072).to_bytes(4, "little") + b"\x41" * (8 * 3072)
+    memo = b"\x80\x02K\x01r\xff\xff\xff\x7f."  # an entry with the number 2**31 - 1
+    ago = path.read_bytes()
+    tracemalloc.start()
+    for content in (array(b"O8", pointers), array(b"u1", pointers), memo, array(b"u1", b"N")):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="test_batch"):
+            load("cifar-10", tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+    path.write_bytes(ago)
+    assert load("cifar-10", tmp_path).test.labels.tolist() == [7]
+
+
 @pytest.mark.parametrize("module", ["builtins", "os", "numpy", "numpy.core.multiarray"])
 def test_globals_beside_the_admitted_ones_are_refused(tmp_path: Path, module: str) -> None:
     path = write_cifar10_python(tmp_path) / "test_batch"
@@ -162,7 +190,13 @@ def test_a_broken_binary_batch_is_named(tmp_path: Path, content: bytes, words: s
         (pickle.dumps([1]), "holds a list"),
         (pickle.dumps({"labels": [1]}), "'data' or 'labels' is missing"),
         (pickle.dumps({"data": rows(2, 0), "labels": [1]}, 2), "2 images but 1 labels"),
-        (pickle.dumps({"data": rows(1, 0)[:, 1:], "labels": [1]}, 2), r"\(1, 3071\)"),
+        (
+            pickle.dumps({"data": rows(1, 0)[:, 1:], "labels": [1]}, 2),
+            r"no array of uint8 \(N, 3072\)",
+        ),
+        (pickle.dumps({"data": rows(1, 0) / 2, "labels": [1]}, 2), "no array of uint8"),
+        (pickle.dumps({"data": rows(1, 0), "labels": [None]}, 2), "something else than labels"),
+        (pickle.dumps({"data": rows(1, 0), "labels": [2**70]}, 2), "something else than labels"),
         (pickle.dumps({"data": rows(1, 0), "labels": [-1]}, 2), "out of range"),
     ],
 )

@@ -106,7 +106,7 @@ def test_code_runs(block: Block, tmp_path: Path) -> None:
     done = run([sys.executable, "-c", block.text], tmp_path)
     assert done.returncode == 0, done.stderr
     if block.document == "README.md":
-        assert "Cost(" in done.stdout
+        assert "samples=" in done.stdout
         assert (tmp_path / "unlearned.safetensors").exists()
 
 
@@ -174,13 +174,11 @@ def statements() -> list[str]:
 
 
 @pytest.mark.parametrize("code", statements())
-def test_a_statement_in_a_sentence_runs(code: str, tmp_path: Path) -> None:
+def test_a_statement_in_a_sentence_runs(code: str) -> None:
     function = code.partition("(")[0]
     assert function in STATEMENTS, f"no way to run {code}"
     before, meant = STATEMENTS[function]
-    whole = f"import goldfish\n{before}\n{code.replace('...', meant)}"
-    done = run([sys.executable, "-c", whole], tmp_path)
-    assert done.returncode == 0, done.stderr
+    exec(f"import goldfish\n{before}\n{code.replace('...', meant)}", {})
 
 
 def test_there_are_statements_in_sentences() -> None:

@@ -17,9 +17,9 @@ from goldfish.models import model_factory
 from goldfish.training import graphs
 from goldfish.training.batches import Batch
 from goldfish.training.fit import predict
+from goldfish.training.server_test import ServerTest
 from goldfish.types import Client, DeletionRequest, ModelFactory, Params
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
-from goldfish.unlearning.extension import ServerTest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

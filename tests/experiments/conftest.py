@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,19 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def command() -> list[str]:
     return [sys.executable, "-m", "goldfish"]
 
 
-@pytest.fixture
-def goldfish_cli(command: list[str], tmp_path: Path) -> Goldfish:
-    def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="session")
+def goldfish_in(command: list[str]) -> Goldfish:
+    """Return a function that runs the command line in a folder."""
+
+    def run(folder: Path, *arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*command, *map(str, arguments)],
-            cwd=tmp_path,
+            cwd=folder,
             env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **more.pop("env", {})},
             capture_output=True,
             text=True,
@@ -59,3 +62,18 @@ def goldfish_cli(command: list[str], tmp_path: Path) -> Goldfish:
         )
 
     return run
+
+
+@pytest.fixture
+def goldfish_cli(goldfish_in: Goldfish, tmp_path: Path) -> Goldfish:
+    return partial(goldfish_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(goldfish_in: Goldfish, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the directory of one complete run with one worker, and what was printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "small.toml").write_text(SMALL)
+    done = goldfish_in(folder, "run", "small.toml", "--out", "out", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    return folder / "out", done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,12 @@ import torch
 from goldfish.evaluation import backdoor_success, class_matched, confidence, sample_losses, welch
 from goldfish.experiments.config import load_config
 from goldfish.experiments.evaluator import Evaluator, removed_classes
-from goldfish.experiments.quality import time_to_quality
+from goldfish.experiments.evidence import time_to_quality
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.models import fresh_params
-from goldfish.report.words import headline
+from goldfish.report import headline
+from goldfish.results import Interval, Result
 from goldfish.store import load_checkpoint
 from goldfish.types import Params
 
@@ -52,11 +51,10 @@ def scenario_of(folder: Path, deletion: str) -> Scenario:
     return build_scenario(load_config(write(folder, deletion)), HERE)
 
 
-def run(config: Path, out: Path, *settings: str, seed: int = 0) -> dict[str, Any]:
+def run(config: Path, out: Path, *settings: str, seed: int = 0) -> Result:
     for _ in run_experiment(load_config(config, settings, seed=seed), out, HERE):
         pass
-    result: dict[str, Any] = json.loads((out / "result.json").read_text())
-    return result
+    return Result.read(out / "result.json")
 
 
 def always(label: int, scenario: Scenario) -> Params:
@@ -73,10 +71,10 @@ def test_the_clean_rate_towards_the_target_stands_beside_the_backdoor(tmp_path: 
     assert scenario.triggered is not None
     images = len(scenario.triggered)
     assert images == int((scenario.test.labels != 7).sum())
-    assert evaluator.test_images()["backdoor"] == images
+    assert evaluator.test_images().backdoor == images
     for label, rate in ((7, 100.0), (3, 0.0)):
         measured = evaluator.measure(always(label, scenario))
-        assert measured["backdoor_success"] == measured["without_trigger"] == rate
+        assert measured.backdoor_success == measured.without_trigger == rate
 
 
 def test_the_clean_rate_is_of_the_images_that_get_the_trigger(tmp_path: Path) -> None:
@@ -84,7 +82,7 @@ def test_the_clean_rate_is_of_the_images_that_get_the_trigger(tmp_path: Path) ->
     scenario = scenario_of(tmp_path, "rate = 0.05\nbackdoor_target = 7\nbackdoor_source = 1")
     evaluator, params = Evaluator(scenario, "cpu"), fresh_params(scenario.model, 3)
     own = evaluator.logits(params, scenario.test)[scenario.test.labels == 1]
-    assert evaluator.measure(params)["without_trigger"] == backdoor_success(own, 7)
+    assert evaluator.measure(params).without_trigger == backdoor_success(own, 7)
 
 
 def test_a_round_measures_only_what_has_been_asked_for(tmp_path: Path) -> None:
@@ -110,12 +108,13 @@ def test_a_round_measures_only_what_has_been_asked_for(tmp_path: Path) -> None:
             [i in ids or c in clients for i, c in zip(removed.ids, scenario.holders, strict=True)]
         )
         expected = class_matched(losses[named], removed.labels[named], unseen, test.labels)
-        measured = evaluator.measure_round(params, asked)
+        measured = evaluator.measure(params, asked)
         assert expected is not None
-        assert measured["memory_gap"] == pytest.approx(expected.difference)
-        counts.append(evaluator.measure(params, asked)["memory"]["removed"])
+        assert measured.memory is not None
+        assert measured.memory_gap == pytest.approx(expected.difference)
+        counts.append(measured.memory.removed)
     assert counts[0] == 72 < counts[1] < counts[2] == len(removed)
-    assert evaluator.measure(params)["memory"]["removed"] == len(removed)
+    assert evaluator.measure(params).memory == measured.memory
 
 
 def test_a_request_by_class_names_its_samples(tmp_path: Path) -> None:
@@ -124,16 +123,18 @@ def test_a_request_by_class_names_its_samples(tmp_path: Path) -> None:
         fresh_params(scenario.model, 3), scenario.requests
     )
     assert scenario.removed is not None
-    assert measured["memory"]["removed"] == len(scenario.removed) > 100
-    assert measured["memory"]["unseen"] == int((scenario.test.labels == 4).sum())
+    assert measured.memory is not None
+    assert measured.memory.removed == len(scenario.removed) > 100
+    assert measured.memory.unseen == int((scenario.test.labels == 4).sum())
 
 
 def test_samples_with_the_trigger_are_not_compared(tmp_path: Path) -> None:
     scenario = scenario_of(tmp_path, "rate = 0.1\nbackdoor_target = 7")
-    assert Evaluator(scenario, "cpu").measure(fresh_params(scenario.model, 3))["memory"] is None
+    assert Evaluator(scenario, "cpu").measure(fresh_params(scenario.model, 3)).memory is None
     scenario = scenario_of(tmp_path, "rate = 0.1\nbackdoor_target = 7\nclean_rate = 0.05")
     measured = Evaluator(scenario, "cpu").measure(fresh_params(scenario.model, 3))
-    assert measured["memory"]["removed"] == 72
+    assert measured.memory is not None
+    assert measured.memory.removed == 72
 
 
 @pytest.mark.parametrize("deletion", ["class_label = 4", "class_label = 4\nbackdoor_target = 7"])
@@ -144,15 +145,15 @@ def test_accuracy_is_of_the_remaining_classes(tmp_path: Path, deletion: str) -> 
     labels = scenario.test.labels
     assert removed_classes(scenario) == [4]
     images = evaluator.test_images()
-    assert images["removed_class"] == int((labels == 4).sum())
-    assert images["accuracy"] + images["removed_class"] == len(labels)
+    assert images.removed_class == int((labels == 4).sum())
+    assert images.accuracy + images.removed_class == len(labels)
     four = evaluator.measure(always(4, scenario))
-    assert (four["accuracy"], four["removed_class_accuracy"]) == (0.0, 100.0)
-    assert four["mistaken_for_removed"] == 100.0
+    assert (four.accuracy, four.removed_class_accuracy) == (0.0, 100.0)
+    assert four.mistaken_for_removed == 100.0
     three = evaluator.measure(always(3, scenario))
-    share = 100 * int((labels == 3).sum()) / images["accuracy"]
-    assert three["accuracy"] == pytest.approx(share)
-    assert three["removed_class_accuracy"] == three["mistaken_for_removed"] == 0.0
+    share = 100 * int((labels == 3).sum()) / images.accuracy
+    assert three.accuracy == pytest.approx(share)
+    assert three.removed_class_accuracy == three.mistaken_for_removed == 0.0
 
 
 def test_samples_and_clients_leave_all_classes(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_samples_and_clients_leave_all_classes(tmp_path: Path) -> None:
         scenario = scenario_of(tmp_path, deletion)
         assert removed_classes(scenario) == []
         measured = Evaluator(scenario, "cpu").measure(fresh_params(scenario.model, 3))
-        assert measured["removed_class_accuracy"] is None
+        assert measured.removed_class_accuracy is None
 
 
 def test_two_models_are_compared_sample_by_sample(tmp_path: Path) -> None:
@@ -168,22 +169,22 @@ def test_two_models_are_compared_sample_by_sample(tmp_path: Path) -> None:
     scenario = scenario_of(tmp_path, "rate = 0.1")
     evaluator = Evaluator(scenario, "cpu")
     ours, theirs = (fresh_params(scenario.model, seed) for seed in (3, 4))
-    alone, other = evaluator.measure(ours)["memory"], evaluator.measure(theirs)["memory"]
-    assert alone["to_retrain"] is None
+    alone, other = evaluator.measure(ours), evaluator.measure(theirs)
+    assert alone.apart is None
+    assert alone.memory_gap is not None
+    assert other.memory_gap is not None
     evaluator.compare_with(theirs)
-    apart = evaluator.measure(ours)["memory"]["to_retrain"]
-    assert apart["difference"] == pytest.approx(alone["gap"] - other["gap"])
-    itself = evaluator.measure(theirs)["memory"]["to_retrain"]
-    assert itself == {"difference": 0.0, "low": 0.0, "high": 0.0}
-    numbers = evaluator.measure_round(ours, ())
-    assert numbers["gap_to_retrain"] == apart["difference"]
-    assert all(value is None or isinstance(value, float) for value in numbers.values())
+    apart = evaluator.measure(ours).apart
+    assert apart is not None
+    assert apart.value == pytest.approx(alone.memory_gap - other.memory_gap)
+    itself = evaluator.measure(theirs)
+    assert itself.apart == Interval(value=0.0, low=0.0, high=0.0)
 
 
 def test_sisa_is_tested_against_its_own_training(tmp_path: Path) -> None:
     """Its ensemble was never the ordinary model: that it differs from it says nothing."""
     config = write(tmp_path, "rate = 0.1\nbackdoor_target = 7", '["sisa"]')
-    found = run(config, tmp_path / "out")["methods"]["sisa"]["similarity"]
+    found = run(config, tmp_path / "out").methods["sisa"].similarity
     scenario = build_scenario(load_config(config), HERE)
     evaluator = Evaluator(scenario, "cpu")
     removed = scenario.removed
@@ -194,8 +195,8 @@ def test_sisa_is_tested_against_its_own_training(tmp_path: Path) -> None:
         return confidence(evaluator.logits(params, removed), removed.labels)
 
     own, ordinary = welch(sure("sisa"), sure("sisa-training")), welch(sure("sisa"), sure("origin"))
-    assert found["t_test_p"] == pytest.approx(own.p)
-    assert found["effect_size"] == pytest.approx(own.effect_size)
+    assert found.t_test_p == pytest.approx(own.p)
+    assert found.effect_size == pytest.approx(own.effect_size)
     assert own.effect_size != pytest.approx(ordinary.effect_size)
 
 
@@ -220,7 +221,7 @@ rounds = 3
 
 
 @pytest.fixture(scope="module")
-def remembered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def remembered(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """Run on noise of which half is labelled at random: it can only be learned by heart."""
     folder = tmp_path_factory.mktemp("hard")
     draw = np.random.default_rng(0)
@@ -237,11 +238,12 @@ def remembered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(config, folder / "out")
 
 
-def test_a_model_that_remembers_is_told_without_a_backdoor(remembered: Mapping[str, Any]) -> None:
-    memory = {name: m["final"]["memory"] for name, m in remembered["methods"].items()}
-    assert memory["origin"]["finding"] == memory["goldfish-warm"]["finding"] == "remembers"
-    assert memory["goldfish"]["finding"] == "alike"
-    assert memory["retrain"]["finding"] is None
+def test_a_model_that_remembers_is_told_without_a_backdoor(remembered: Result) -> None:
+    finals = {name: method.final for name, method in remembered.methods.items()}
+    memory = {name: final.memory for name, final in finals.items() if final is not None}
+    found = {name: m.judged.finding for name, m in memory.items() if m is not None}
+    assert found["origin"] == found["goldfish-warm"] == "remembers"
+    assert found["goldfish"] == found["retrain"] == "alike"
     told = headline(remembered)
     assert told.status == "kept"
     assert told.verdict.startswith("Not gone: goldfish-warm remembers the removed samples")
@@ -249,39 +251,39 @@ def test_a_model_that_remembers_is_told_without_a_backdoor(remembered: Mapping[s
 
 
 def test_a_model_that_remembers_never_reaches_retrains_quality(
-    remembered: Mapping[str, Any],
+    remembered: Result,
 ) -> None:
     """Whatever its accuracy: here retrain's is set to 0, so that any accuracy will do."""
-    methods = remembered["methods"]
-    assert methods["goldfish-warm"]["time_to_quality"] is None
-    assert methods["goldfish-warm"]["speed_up"] is None
-    assert methods["retrain"]["time_to_quality"] is not None
-    low = {**methods["retrain"]["final"], "accuracy": 0.0}
-    assert time_to_quality(methods["goldfish-warm"]["rounds"], low) is None
-    first = time_to_quality(methods["goldfish"]["rounds"], low)
+    methods, retrained = remembered.methods, remembered.retrain.final
+    assert retrained is not None
+    assert methods["goldfish-warm"].missed
+    assert methods["goldfish-warm"].speed_up is None
+    assert methods["retrain"].time_to_quality is not None
+    low = retrained.model_copy(update={"accuracy": 0.0})
+    assert time_to_quality(methods["goldfish-warm"].rounds, low) is None
+    first = time_to_quality(methods["goldfish"].rounds, low)
     assert first is not None
-    assert first["round"] == 1
+    assert first.round == 1
 
 
-def test_every_round_is_compared_with_retrain(remembered: Mapping[str, Any]) -> None:
+def test_every_round_is_compared_with_retrain(remembered: Result) -> None:
     """Retrain goes first for that, and stands where the reader put it."""
-    assert list(remembered["methods"]) == ["origin", "goldfish-warm", "goldfish", "retrain"]
-    for name, method in remembered["methods"].items():
-        known = [r["gap_to_retrain"] is not None for r in method["rounds"]]
+    assert list(remembered.methods) == ["origin", "goldfish-warm", "goldfish", "retrain"]
+    for name, method in remembered.methods.items():
+        known = [record.apart is not None for record in method.rounds]
         assert all(known) if name.startswith("goldfish") else not any(known)
-    last, final = (
-        remembered["methods"]["goldfish"]["rounds"][-1],
-        remembered["methods"]["goldfish"]["final"]["memory"]["to_retrain"],
-    )
-    assert last["gap_to_retrain"] == pytest.approx(final["difference"])
+    goldfish = remembered.methods["goldfish"]
+    assert goldfish.final is not None
+    assert goldfish.final.memory is not None
+    assert goldfish.rounds[-1].apart == goldfish.final.memory.to_retrain
 
 
 def test_where_origin_passes_the_test_there_is_no_time_to_quality(tmp_path: Path) -> None:
     """Two rounds on digits leave no memory: nothing could be gained by a speed-up."""
     result = run(write(tmp_path, "rate = 0.1"), tmp_path / "out")
-    for method in result["methods"].values():
-        assert "time_to_quality" not in method
-        assert "speed_up" not in method
+    for method in result.methods.values():
+        assert not method.quality_tested
+        assert method.speed_up is None
     assert "quality" not in " ".join(headline(result).sentences)
 
 
@@ -290,11 +292,10 @@ def test_an_untrained_origin_gives_no_verdict(tmp_path: Path) -> None:
     config = write(tmp_path, "rate = 0.1\nbackdoor_target = 7")
     settings = ('model.name="lenet5"', "data.clients=5", "training.learning_rate=0.001")
     result = run(config, tmp_path / "out", *settings, "training.batch_size=100", seed=1)
-    origin = result["methods"]["origin"]["final"]
-    assert origin["accuracy"] < 20
+    assert (result.methods["origin"].get("accuracy") or 0.0) < 20
     told = headline(result)
     assert (told.status, told.verdict) == ("unclear", "No verdict: the backdoor never took")
-    assert "time_to_quality" not in result["methods"]["goldfish"]
+    assert not result.methods["goldfish"].quality_tested
 
 
 def test_a_collapsed_model_is_told_without_a_backdoor(tmp_path: Path) -> None:
@@ -302,8 +303,10 @@ def test_a_collapsed_model_is_told_without_a_backdoor(tmp_path: Path) -> None:
     config = write(tmp_path, "rate = 0.1")
     settings = ("unlearning.goldfish.removed_weight=30", "unlearning.rounds=3", "training.rounds=4")
     result = run(config, tmp_path / "out", *settings)
-    finals = {name: m["final"]["accuracy"] for name, m in result["methods"].items()}
-    assert finals["goldfish"] < finals["retrain"] - 5
+    ours, theirs = (result.methods[name].get("accuracy") for name in ("goldfish", "retrain"))
+    assert ours is not None
+    assert theirs is not None
+    assert ours < theirs - 5
     told = headline(result)
     assert told.status == "partly"
     assert told.verdict.endswith("; much of the accuracy is lost")

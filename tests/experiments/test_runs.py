@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ import pytest
 
 from goldfish.errors import StoreError
 from goldfish.experiments.config import parse_config
-from goldfish.experiments.runner import Progress, run_experiment
+from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.experiments.seeds import run_seeds
+from goldfish.results import Progress
 from goldfish.store import load_checkpoint
 
 Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -45,15 +48,12 @@ def checkpoints_of(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()}
 
 
-def test_a_run_leaves_everything_behind(
-    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    done = goldfish_cli("run", config_file, "--out", out)
-    assert done.returncode == 0, done.stderr
+def test_a_run_leaves_everything_behind(finished: tuple[Path, str]) -> None:
+    out, said = finished
     assert sorted(path.name for path in out.iterdir()) == [
         "checkpoints",
         "config.toml",
+        "lock",
         "metrics.jsonl",
         "partition.json",
         "pinned.json",
@@ -63,101 +63,79 @@ def test_a_run_leaves_everything_behind(
         "samples.json",
     ]
     result = result_of(out)
-    assert result["schema"] == 1
+    assert result["schema_version"] == 2
     assert list(result["methods"]) == ["origin", "goldfish", "retrain"]
     for name, method in result["methods"].items():
-        assert {"accuracy", "loss", "backdoor_success"} <= method["final"].keys()
         assert [r["round"] for r in method["rounds"]] == [1, 2, 3]
-        assert {"round", "accuracy", "backdoor_success", "seconds"} <= method["rounds"][0].keys()
-        assert method["similarity"].keys() == {
-            "jsd",
-            "jsd_distance",
-            "l2",
-            "t_test_p",
-            "effect_size",
-        }
-        assert method["cost"].keys() == {
-            "seconds",
-            "steps",
-            "samples",
-            "bytes_sent",
-            "bytes_kept",
-            "teacher_samples",
-            "fisher_samples",
-            "measured_samples",
-        }
         last = method["rounds"][-1]
         assert method["final"]["accuracy"] == last["accuracy"], name
         assert method["cost"]["steps"] == sum(r["steps"] for r in method["rounds"])
-    assert result["methods"]["retrain"]["similarity"]["jsd"] == 0
+    assert result["methods"]["retrain"]["similarity"]["jsd"] is None  # it is the yardstick
     assert 0 <= result["methods"]["goldfish"]["final"]["accuracy"] <= 100
     assert result["deletion"]["removed_samples"] == 144
-    assert "origin" in done.stdout
-    assert "report.html" in done.stdout
+    assert "origin" in said
+    assert "report.html" in said
 
 
-def test_the_written_configuration_gives_the_same_run(
-    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+def test_the_written_configuration_gives_the_same_run_with_any_workers(
+    goldfish_cli: Goldfish, finished: tuple[Path, str], tmp_path: Path
 ) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    for config, out in ((config_file, first), (first / "config.toml", second)):
-        done = goldfish_cli("run", config, "--out", out, "--set", "unlearning.rounds=1")
-        assert done.returncode == 0, done.stderr
+    """The second run differs in its workers alone: results and checkpoints are the same bits."""
+    first, second = finished[0], tmp_path / "second"
+    done = goldfish_cli("run", first / "config.toml", "--out", second, "--workers", 2)
+    assert done.returncode == 0, done.stderr
     assert (first / "config.toml").read_text() == (second / "config.toml").read_text()
     assert checkpoints_of(first) == checkpoints_of(second)
+    assert without_times(result_of(first)["methods"]) == without_times(result_of(second)["methods"])
 
 
-@pytest.mark.parametrize(
-    ("phase", "shards"), [("origin", 1), ("goldfish", 1), ("goldfish", 3), ("retrain", 1)]
-)
+def test_report_writes_the_page_again(
+    goldfish_cli: Goldfish, finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    page = (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
+    done = goldfish_cli("report", out)
+    assert done.returncode == 0, done.stderr
+    assert (out / "report.html").read_bytes() == page
+
+
 def test_kill_and_resume_gives_the_same_bits(
     goldfish_cli: Goldfish,
     command: list[str],
     config_file: Path,
     tmp_path: Path,
     start_process: StartProcess,
-    phase: str,
-    shards: int,
 ) -> None:
-    settings = ["--set", f"training.shards={shards}", "--set", "unlearning.rounds=8"]
+    """Killed in every phase, one after the other, with shard models at the clients."""
+    settings = ["--set", "training.shards=3", "--set", "unlearning.rounds=8"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     done = goldfish_cli("run", config_file, "--out", whole, *settings)
     assert done.returncode == 0, done.stderr
 
-    process = start_process(
-        [*command, "run", str(config_file), "--out", str(broken), *settings],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    metrics = broken / "metrics.jsonl"
-    while process.poll() is None:
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        if sum(f'"phase": "{phase}"' in line for line in lines) >= 2:
-            process.send_signal(signal.SIGKILL)
-            break
-        time.sleep(0.002)
-    assert process.wait() == -signal.SIGKILL
-    assert not (broken / "result.json").exists()
+    for phase in ("origin", "retrain", "goldfish"):
+        resume = [] if phase == "origin" else ["--resume"]
+        process = start_process(
+            [*command, "run", str(config_file), "--out", str(broken), *settings, *resume],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        metrics = broken / "metrics.jsonl"
+        while process.poll() is None:
+            lines = metrics.read_text().splitlines() if metrics.exists() else []
+            if sum(f'"phase": "{phase}"' in line for line in lines) >= 2:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        assert process.wait() == -signal.SIGKILL
+        assert not (broken / "result.json").exists()
 
     resumed = goldfish_cli("run", config_file, "--out", broken, "--resume", *settings)
     assert resumed.returncode == 0, resumed.stderr
     assert without_times(result_of(broken)) == without_times(result_of(whole))
     assert checkpoints_of(broken) == checkpoints_of(whole)
     assert (broken / "samples.json").read_bytes() == (whole / "samples.json").read_bytes()
-
-
-def test_one_and_two_workers_give_the_same_bits(
-    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
-) -> None:
-    for workers in (1, 2):
-        out = tmp_path / f"workers-{workers}"
-        done = goldfish_cli("run", config_file, "--out", out, "--workers", workers)
-        assert done.returncode == 0, done.stderr
-    one, two = tmp_path / "workers-1", tmp_path / "workers-2"
-    assert checkpoints_of(one) == checkpoints_of(two)
-    assert result_of(one)["methods"].keys() == result_of(two)["methods"].keys()
-    assert without_times(result_of(one)["methods"]) == without_times(result_of(two)["methods"])
 
 
 def test_a_run_that_goes_on_with_another_cpu_asks_first_and_says_so(
@@ -228,54 +206,41 @@ def test_the_literal_term_diverges_and_the_run_says_so(
     assert 'set removed_term = "capped"' in said
     goldfish = result_of(out)["methods"]["goldfish"]
     assert "Non-finite loss on client-1" in goldfish["diverged"]
-    assert "final" not in goldfish
+    assert goldfish["final"] is None
     assert "NaN" not in (out / "result.json").read_text()
-    assert "final" in result_of(out)["methods"]["retrain"]
+    assert result_of(out)["methods"]["retrain"]["final"]["accuracy"] > 0
     assert "diverged" in (out / "report.html").read_text()
 
 
-def test_report_writes_the_page_again(
-    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    goldfish_cli("run", config_file, "--out", out, "--set", "unlearning.rounds=1")
-    page = (out / "report.html").read_bytes()
-    (out / "report.html").unlink()
-    done = goldfish_cli("report", out)
-    assert done.returncode == 0, done.stderr
-    assert (out / "report.html").read_bytes() == page
-
-
 @pytest.mark.parametrize(
-    "deletion",
+    ("kind", "deletion"),
     [
-        ["deletion.class_label=4"],
-        ['deletion.clients=["client-3"]'],
-        ['deletion.clients=["client-3"]', "deletion.backdoor_target=7"],
-        ["deletion.class_label=4", "deletion.backdoor_target=7"],
-        ["deletion.samples=ids.txt"],
+        ("class", {"class_label": 4}),
+        ("client", {"clients": ["client-3"]}),
+        ("client", {"clients": ["client-3"], "backdoor_target": 7}),
+        ("samples", {"class_label": 4, "backdoor_target": 7}),
+        ("samples", {"samples": "ids.txt"}),
     ],
 )
 def test_other_deletions(
-    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path, deletion: list[str]
+    config_file: Path, tmp_path: Path, kind: str, deletion: dict[str, Any]
 ) -> None:
-    text = config_file.read_text()
-    config_file.write_text(text.replace("rate = 0.1\nbackdoor_target = 7\n", ""))
     (tmp_path / "ids.txt").write_text("3\n5\n8\n")
-    settings = [part for item in [*deletion, "unlearning.rounds=1"] for part in ("--set", item)]
-    out = tmp_path / "out"
-    done = goldfish_cli("run", config_file, "--out", out, *settings)
-    assert done.returncode == 0, done.stderr
-    result = result_of(out)
-    backdoored = "deletion.backdoor_target=7" in deletion
+    if "samples" in deletion:
+        deletion = {"samples": str(tmp_path / "ids.txt")}
+    small = tomllib.loads(config_file.read_text())
+    small["unlearning"]["rounds"] = 1
+    config = parse_config({**small, "deletion": deletion})
+    for _ in run_experiment(config, tmp_path / "out", Machine(threads=1)):
+        pass
+    result = result_of(tmp_path / "out")
     success = result["methods"]["goldfish"]["final"]["backdoor_success"]
-    assert (success is not None) == backdoored
+    assert (success is not None) == ("backdoor_target" in deletion)
     kinds = {request["kind"] for request in result["deletion"]["requests"]}
-    assert kinds <= {"samples", "class", "client"}
-    if deletion == ["deletion.samples=ids.txt"]:
+    assert kinds == {kind}
+    if "samples" in deletion:
         assert result["deletion"]["removed_samples"] == 3
-    if deletion == ["deletion.class_label=4"]:
-        assert kinds == {"class"}
+    if kind == "class":
         assert result["methods"]["retrain"]["final"]["per_class"][4] == 0
 
 

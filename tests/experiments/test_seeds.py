@@ -13,6 +13,17 @@ from typing import Any
 import pytest
 
 from goldfish.experiments.seeds import combine_results
+from goldfish.results import (
+    Cost,
+    Environment,
+    Final,
+    Interval,
+    LostRequest,
+    Memory,
+    MethodResult,
+    Record,
+    Result,
+)
 
 Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -35,52 +46,66 @@ def test_seeds_are_run_and_combined(
     assert 0 <= spread["p_vs_retrain"] <= 1
     assert result["methods"]["goldfish"]["final"]["accuracy"] == pytest.approx(spread["mean"])
     assert result["methods"]["retrain"]["spread"]["accuracy"]["p_vs_retrain"] is None
-    assert result["methods"]["goldfish"]["rounds"][0]["accuracy_std"] >= 0
+    assert result["methods"]["goldfish"]["rounds"][0]["std"]["accuracy"] >= 0
     assert (out / "report.html").exists()
     again = goldfish_cli("run", config_file, "--out", out, "--seeds", 2)
     assert again.returncode == 1
     assert "another configuration" in again.stderr
 
 
-def test_a_seed_that_diverged_is_named() -> None:
-    good = {
-        "final": {"accuracy": 1.0, "backdoor_success": None, "memory_gap": None},
-        "rounds": [],
-        "similarity": {},
-        "cost": {"seconds": 1.0},
-    }
-    results: list[dict[str, Any]] = [
-        {"methods": {"goldfish": good}},
-        {"methods": {"goldfish": {"diverged": "boom"}}},
+def single(gap: float = 0.0, **more: Any) -> MethodResult:
+    """Return a method's result of one seed, with an interval of 0.04 to each side of its gap."""
+    ends = Interval(value=gap, low=gap - 0.04, high=gap + 0.04)
+    memory = Memory(gap=ends, removed=9, unseen=9, removed_right=90.0, unseen_right=80.0)
+    final = Final(accuracy=90.0, loss=0.1, mse=0.1, memory_gap=gap, memory=memory)
+    return MethodResult(**{"final": final, "cost": Cost(seconds=1.0), **more})
+
+
+def combined(*methods: MethodResult) -> MethodResult:
+    here = {"goldfish": "", "python": "", "torch": "", "platform": "", "device": "cpu"}
+    where = {**here, "cpu_count": 1, "vector_instructions": "", "threads": 1, "workers": 1}
+    environment = Environment(**where, client_threads=1)
+    results = [
+        Result(config={}, environment=environment, methods={"goldfish": method})
+        for method in methods
     ]
-    combined = combine_results(results, [4, 5])
-    assert combined["methods"]["goldfish"]["diverged"] == "seed 5: boom"
+    return combine_results(results, [4, 5]).methods["goldfish"]
+
+
+def test_a_seed_that_diverged_is_named() -> None:
+    found = combined(single(), MethodResult(diverged="boom"))
+    assert (found.diverged, found.final) == ("seed 5: boom", None)
 
 
 def test_what_seeds_remember_and_did_not_honour_is_combined() -> None:
     """Gaps 0.05 and 0.01 with intervals of 0.04 to each side: the mean, 0.03, is within chance.
 
     The first seed alone counts as "remembers". A request that one seed did not honour is not
-    honoured; a model that one seed left as it was is flagged.
+    honoured.
     """
-    singles: list[dict[str, Any]] = []
-    for gap, found in ((0.05, "remembers"), (0.01, "alike")):
-        memory = {"gap": gap, "low": gap - 0.04, "high": gap + 0.04, "to_retrain": None}
-        final = {"accuracy": 90.0, "backdoor_success": None, "memory_gap": gap}
-        method = {
-            "final": {**final, "memory": {**memory, "finding": found}},
-            "rounds": [],
-            "similarity": {},
-            "cost": {"seconds": 1.0},
-        }
-        singles.append(method)
-    failed = {"client_id": "client-1", "kind": "samples", "reason": "took part in 0 of 5 rounds"}
-    singles[1] |= {"not_honoured": [failed]}
-    combined = combine_results([{"methods": {"goldfish": m}} for m in singles], [4, 5])
-    goldfish = combined["methods"]["goldfish"]
-    assert goldfish["final"]["memory"]["gap"] == pytest.approx(0.03)
-    assert goldfish["final"]["memory"]["finding"] == "alike"
-    assert goldfish["not_honoured"] == [failed | {"reason": "seed 5: took part in 0 of 5 rounds"}]
+    lost = LostRequest(client_id="client-1", kind="samples", reason="took part in 0 of 5 rounds")
+    first, second = single(0.05), single(0.01, not_honoured=[lost])
+    found = combined(first, second)
+    assert first.final is not None
+    assert first.final.memory is not None
+    assert first.final.memory.judged.finding == "remembers"
+    assert found.final is not None
+    assert found.final.memory is not None
+    assert found.final.memory.gap.value == pytest.approx(0.03)
+    assert found.final.memory.judged.finding == "alike"
+    assert [one.reason for one in found.not_honoured] == ["seed 5: took part in 0 of 5 rounds"]
+
+
+def test_seeds_may_differ_in_who_was_absent() -> None:
+    """Rounds are averaged as far as all seeds have them; who failed or was absent is collected."""
+    numbers = {"loss": 0.1, "mse": 0.1}
+    rounds = [
+        [Record(round=1, accuracy=80.0, absent=["client-1"], **numbers)],
+        [Record(round=n, accuracy=90.0, absent=[], **numbers) for n in (1, 2)],
+    ]
+    (found,) = combined(*(single(rounds=own) for own in rounds)).rounds
+    assert (found.round, found.accuracy, found.absent) == (1, 85.0, ["client-1"])
+    assert found.std["accuracy"] == pytest.approx(statistics.stdev([80.0, 90.0]))
 
 
 def test_later_requests_are_honoured_from_the_methods_own_result(

@@ -123,10 +123,14 @@ def _task_identity() -> None:
 
 @pytest.fixture
 def grid(tmp_path: Path) -> LocalGrid:
-    """Three nodes, each with a state-dir of its own."""
+    """Three nodes, each with a state-dir of its own, that read the same file of images."""
     return LocalGrid(
         {
-            10 + n: {"partition-id": n, "state-dir": str(tmp_path / "state" / f"node-{n}")}
+            10 + n: {
+                "partition-id": n,
+                "state-dir": str(tmp_path / "state" / f"node-{n}"),
+                "path": str(tmp_path / "images.npz"),
+            }
             for n in range(3)
         }
     )

@@ -257,5 +257,58 @@ def test_nobody_else_can_read_what_a_client_keeps(tmp_path: Path) -> None:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {"arrays": 0o700, "client.sqlite": 0o600, "lock": 0o600}
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
     store_id(tmp_path / "new")
     assert stat.S_IMODE((tmp_path / "new" / "client.sqlite").stat().st_mode) == 0o600
+
+
+def test_a_clock_set_back_loses_no_stored_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its time the run that is going on would be the oldest of all, and be forgotten."""
+    for number in range(stores.RUNS_KEPT):
+        work(tmp_path, order(run=f"run-{number}", teacher=float(number)), {})
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    for index in (1, 2):
+        this = order(index=index, run="run-now", teacher=99.0)
+        work(tmp_path, this, {})
+        assert known(tmp_path, this) is not None
+        with ClientStore(tmp_path) as store:
+            assert store.keep(this) == []
+    assert known(tmp_path, order(run="run-0", teacher=0.0)) is None
+
+
+def test_no_transaction_names_a_file_that_a_power_loss_can_take_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is synced after the last file got its name, and before the transaction ends."""
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        done.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    def note_replace(path: Path, target: Path) -> Path:
+        done.append("name")
+        return replace(path, target)
+
+    monkeypatch.setattr("os.fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    with ClientStore(tmp_path) as store:
+        store._db.set_trace_callback(lambda sql: done.append(sql.split()[0]))
+        for this in (order(index=1), order(index=2)):  # the second finds the files of the first
+            done.clear()
+            store.keep(this)
+            state = store.state(this)
+            state.arrays["origin/a"] = model(1.0)
+            store.commit(this, Update("client-1", model(9.0), 3, {}), state)
+            ends = [number for number, what in enumerate(done) if what == "COMMIT"]
+            assert len(ends) == 2
+            before = done[ends[0] : ends[1]]
+            assert "sync arrays" in before
+            assert "name" not in before[before.index("BEGIN") :]
+            names = [number for number, what in enumerate(before) if what == "name"]
+            synced = [number for number, what in enumerate(before) if what == "sync arrays"]
+            assert synced[-1] > max(names, default=0)
+        assert store._db.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA

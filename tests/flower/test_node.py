@@ -13,6 +13,7 @@ from goldfish.experiments.client_setup import ClientSetup
 from goldfish.flower.client_app import STEPS, app, steps_of
 from goldfish.flower.node import KNOWN, Node
 from goldfish.methods import METHODS
+from goldfish.types import Scalar
 
 
 def test_a_node_says_who_it_is_and_where_things_are() -> None:
@@ -20,8 +21,14 @@ def test_a_node_says_who_it_is_and_where_things_are() -> None:
         "client-1", Path("/s")
     )
     everything = {"client-id": "ward", "state-dir": "/s", "data-dir": "/d", "device": "cuda"}
-    assert Node.parse({**everything, "path": "/d/x.npz"}) == Node(
-        "ward", Path("/s"), Path("/d"), None, Path("/d/x.npz"), "cuda"
+    own: dict[str, Scalar] = {
+        "path": "/d/x.npz",
+        "models": "nets:small  nets:large",
+        "min-samples": 3,
+    }
+    assert Node.parse({**everything, **own}) == Node(
+        *("ward", Path("/s"), Path("/d"), None, Path("/d/x.npz")),
+        *(("nets:small", "nets:large"), 3, "cuda"),
     )
     assert set(everything) < set(KNOWN)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ from goldfish.errors import ConfigError, DataError, QuorumError
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.flower.client_store import ClientStore
+from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.server_app import engine_on
+from goldfish.methods import fedavg
+from goldfish.models import fresh_params
 from goldfish.params import digest
-from goldfish.report import read_run, write_report
+from goldfish.report import write_report
+from goldfish.results import Division, read_run
 from goldfish.store import load_checkpoint
-from goldfish.types import Client, DeletionRequest
+from goldfish.types import Client, DeletionRequest, Scalar, Task
 
 MakeConfig = Callable[..., Config]
 MACHINE = Machine(threads=1)
@@ -69,8 +75,8 @@ def test_a_class_or_a_client_is_removed_and_the_report_says_so(
     out = tmp_path / "out"
     run_on(wards, make_own(deletion=deletion), out)
     result = read_run(out).result
-    assert result["deletion"]["removed_samples"] is None
-    assert result["partition"] == {"digest": None, "sizes": {}}
+    assert result.deletion.removed_samples is None
+    assert result.partition == Division()
     assert not (out / "partition.json").exists()
     page = write_report(out).read_text()
     assert "3 clients with data of their own" in page
@@ -268,3 +274,82 @@ def test_samples_that_were_deleted_from_the_disk_do_not_block_a_resumed_run(
     )
     assert {step.phase for step in again} == {"origin", "goldfish", "retrain"}
     assert (tmp_path / "out" / "result.json").exists()
+
+
+def asked_of(
+    grid: Any,
+    config: Config,
+    *,
+    model: dict[str, Any] | None = None,
+    requests: Sequence[DeletionRequest] = (),
+) -> str:
+    """Send the first client a task, with a setup that a server may have changed; return its words.
+
+    They are empty when the task was carried out.
+    """
+    scenario = build_scenario(config, MACHINE)
+    name, setup = next(iter(scenario.setups.items()))
+    setup = replace(setup, model=replace(setup.model, **(model or {})))
+    federation = FlowerFederation(
+        grid, {name: setup.to_json()}, scenario.model, run_id="r", settings=config.flower
+    )
+    about: dict[str, Scalar] = {
+        "phase": "origin",
+        "round": 1,
+        "last_round": 1,
+        "seed": 0,
+        "shard_seed": 0,
+    }
+    task = Task(
+        *(name, "train", {"model": fresh_params(scenario.model, 0)}),
+        {**config.training.to_task(), **about},
+        requests=requests,
+    )
+    failures = federation.run([task], fedavg.STEPS).failures
+    return "".join(f"{failure.error}: {failure.cause}" for failure in failures)
+
+
+def test_a_node_runs_only_what_it_allows(
+    wards: Any, make_own: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server names a module whose import, and a function whose call, would leave a trace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "taken.py").write_text("open('was-here', 'w').close()\n")
+    config = make_own(deletion={"clients": ["ward-b"]})
+    command = {"name": "os:system", "options": {"command": "touch was-here"}}
+    for model in (command, {"name": "taken:net", "options": {}}):
+        said = asked_of(wards, config, model=model)
+        assert "builds Goldfish's own models only" in said
+        assert f'models="{model["name"]}"' in said
+    wards.nodes[10]["models"] = "nets:other os:system"
+    assert "is not called: it is neither" in asked_of(wards, config, model=command)
+    assert not (tmp_path / "was-here").exists()
+
+
+def test_a_node_reads_only_what_it_names(grid: Any, make_config: MakeConfig) -> None:
+    assert asked_of(grid, make_config()) == ""
+    for node in grid.nodes.values():
+        node["state-dir"] += "-new"
+        del node["path"]
+    assert "client-1 reads only what its own node-config names" in asked_of(grid, make_config())
+
+
+@pytest.mark.parametrize(
+    ("left", "fewest", "fits"), [(9, None, False), (10, None, True), (9, 9, True), (1, 2, False)]
+)
+def test_a_node_learns_from_no_fewer_samples_than_it_allows(
+    wards: Any, make_own: MakeConfig, left: int, fewest: int | None, fits: bool
+) -> None:
+    """A server that asks to remove all samples but one would see that one in the update."""
+    if fewest is not None:
+        wards.nodes[10]["min-samples"] = fewest
+    ids = [f"ward-a-{number}" for number in range(left, 40)]
+    requests = [DeletionRequest("ward-a", sample_ids=ids)]
+    said = asked_of(wards, make_own(deletion={"clients": ["ward-b"]}), requests=requests)
+    assert bool(said) is not fits
+    if not fits:
+        assert f"this task leaves {left}: an update from so few gives them away" in said
+        assert said.startswith("DataError")
+    with ClientStore(Path(wards.nodes[10]["state-dir"])) as store:
+        assert len(store.tombstones("ward-a")) == 40 - left

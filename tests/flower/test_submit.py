@@ -18,14 +18,21 @@ from typing import Any
 
 import pytest
 
-from goldfish.errors import ConfigError, DivergenceError, GoldfishError, StoreError
+from goldfish.errors import (
+    ConfigError,
+    DeploymentError,
+    DivergenceError,
+    GoldfishError,
+    StoreError,
+)
 from goldfish.experiments.config import load_config, parse_config
-from goldfish.experiments.runner import Progress
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower import submit
 from goldfish.flower.app_folder import SETTINGS, write_app_folder
 from goldfish.flower.progress import LOG, ProgressLog, alone_in, is_at_work, read_lines
+from goldfish.results import Progress
+from goldfish.store import claim
 
 CONFIG = """
 engine = "flower"
@@ -184,14 +191,14 @@ def test_the_app_folder_names_both_apps_and_all_settings(tmp_path: Path) -> None
 
 
 def test_progress_is_followed_line_by_line(tmp_path: Path) -> None:
-    step = {"phase": "origin", "round": 1, "rounds": 2, "record": {"accuracy": 50.0}}
+    step = {"phase": "origin", "round": 1, "rounds": 2, "diverged": "why"}
     with ProgressLog(tmp_path) as log:
         log.write(step)
         with log.path.open("a") as file:
             file.write('{"phase": "or')  # is just being written
         entries, place = read_lines(tmp_path / LOG, 0)
     assert [set(entry) for entry in entries] == [{"started", "token"}, set(step)]
-    assert Progress(**entries[1]) == Progress("origin", 1, 2, {"accuracy": 50.0})
+    assert entries[1] == step
     assert read_lines(tmp_path / "nothing", 7) == ([], 7)
     assert entries[0] == {"started": os.getpid(), "token": ""}
     assert place == sum(len(json.dumps(entry)) + 1 for entry in entries)
@@ -209,20 +216,22 @@ def test_an_error_of_the_server_app_comes_back_as_itself(tmp_path: Path) -> None
 
 
 NUMBER = "Successfully started run 77"
-STEP = {"phase": "origin", "round": 1, "rounds": 1, "record": {}}
+STEP = {"phase": "origin", "round": 1, "rounds": 1}
 
 
 @pytest.fixture
-def flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Return a function that puts a script in the place of Flower's command line.
 
-    Its ``flwr run`` is the given code; any other command is noted in the file that is returned.
+    Its ``flwr run`` is the given code; any other command is noted in the file that is returned, in
+    the time and with the end that ``other`` gives it.
     """
 
-    def pretend(code: str) -> Path:
+    def pretend(code: str, other: str = "sys.exit()") -> Path:
         asked, script = tmp_path / "asked", tmp_path / "flwr.py"
         note = f"open({str(asked)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))"
-        begin = f"import sys, time\nif sys.argv[1] != 'run':\n    {note}\n    sys.exit()\n"
+        begin = f"import sys, time\nif sys.argv[1] != 'run':\n    time.sleep(0.5); {note}\n"
+        begin += f"    {other}\n"
         script.write_text(begin + code)
         asked.touch()
         monkeypatch.setattr(submit, "FLWR", (sys.executable, str(script)))
@@ -243,7 +252,7 @@ def token_of(folder: Path) -> str:
 
 
 def test_the_last_words_of_an_app_that_was_stopped_are_not_ours(
-    tmp_path: Path, flower: Callable[[str], Path]
+    tmp_path: Path, flower: Callable[..., Path]
 ) -> None:
     """It may write to the log after the next run was submitted; then the next one's app starts."""
     flower(f"print({NUMBER!r}, flush=True); time.sleep(60)")
@@ -256,7 +265,7 @@ def test_the_last_words_of_an_app_that_was_stopped_are_not_ours(
     with alone_in(tmp_path / "out"), ProgressLog(tmp_path / "out", token_of(tmp_path)) as log:
         log.write(STEP)
     try:
-        assert list(own.follow()) == [Progress("origin", 1, 1, {})]
+        assert list(own.follow()) == [Progress.model_validate(STEP)]
     finally:
         own.stop()
 
@@ -299,7 +308,7 @@ def test_an_app_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lives_on", [True, False])
 def test_a_run_that_flower_is_just_taking_is_stopped_too(
-    tmp_path: Path, flower: Callable[[str], Path], lives_on: bool
+    tmp_path: Path, flower: Callable[..., Path], lives_on: bool
 ) -> None:
     after = "time.sleep(60)" if lives_on else ""
     asked = flower(f"time.sleep(0.5); print({NUMBER!r}, flush=True); {after}")
@@ -309,8 +318,47 @@ def test_a_run_that_flower_is_just_taking_is_stopped_too(
     assert asked.read_text() == "stop 77 goldfish\n"
 
 
+def test_a_run_that_could_not_be_stopped_is_not_called_stopped(
+    tmp_path: Path, flower: Callable[..., Path]
+) -> None:
+    asked = flower(f"print({NUMBER!r}, flush=True); time.sleep(60)", "sys.exit('no such app')")
+    own = submission(tmp_path)
+    own.start({})
+    message = r"run 77 could not be stopped and may go on\. Flower says: no such app.*flwr stop 77"
+    with pytest.raises(DeploymentError, match=message):
+        own.stop()
+    assert asked.read_text().splitlines()[0] == "stop 77 goldfish"
+    assert own._child is not None
+    assert own._child.poll() is not None
+
+
+def test_no_folder_is_mistaken_for_an_app_and_no_module_for_flowers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's own command line, in a folder with a module and an app of the same names."""
+    for folder in ("goldfish", "flwr"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("raise SystemExit('taken')")
+        (tmp_path / folder / "pyproject.toml").write_text("[tool.flwr.federations]\n")
+    monkeypatch.chdir(tmp_path)
+    settings = FlowerSettings(superlink=f"127.0.0.1:{free_port()}", insecure=True)
+    own = submit.Submission(tmp_path / "own", settings, tmp_path)
+    said = own._ask("stop", "77", submit.CONNECTION)
+    assert said.returncode != 0
+    assert "Stopping run ID 77" in said.stdout
+
+
+def test_a_run_is_followed_by_one_command(config_file: Path, tmp_path: Path) -> None:
+    where = [f'flower.superlink="127.0.0.1:{free_port()}"', "flower.insecure=true"]
+    config, out = load_config(config_file, where), tmp_path / "out"
+    with claim(out / submit.SUBMIT_LOCK):
+        (out / "config.toml").write_text(config.to_toml())
+        with pytest.raises(StoreError, match=rf"in use by another command \(process {os.getpid()}"):
+            list(submit.run_on_flower(config, out, Machine(), resume=True))
+
+
 def test_a_run_that_flower_never_took_is_not_waited_for_long(
-    tmp_path: Path, flower: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, flower: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submit, "NUMBERED_AFTER", 0.3)
     asked = flower("time.sleep(60)")
@@ -324,7 +372,7 @@ def test_a_run_that_flower_never_took_is_not_waited_for_long(
 
 
 def test_a_run_that_does_not_begin_is_worth_one_word(
-    tmp_path: Path, flower: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, flower: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submit, "STARTED_AFTER", 0.3)
     monkeypatch.setattr(submit, "POLL", 0.05)
@@ -341,7 +389,7 @@ def test_a_run_that_does_not_begin_is_worth_one_word(
 
 
 def test_flowers_own_command_ends_by_a_signal_that_this_process_ignores(
-    tmp_path: Path, flower: Callable[[str], Path], ignoring: None
+    tmp_path: Path, flower: Callable[..., Path], ignoring: None
 ) -> None:
     flower(f"print({NUMBER!r}, flush=True); time.sleep(60)")
     own = submission(tmp_path)
@@ -365,12 +413,18 @@ def test_settings_that_nodes_do_not_follow_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_the_run_as_ctrl_c_does(
-    number: signal.Signals,
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGINT),
+        (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT),
+    ],
+)
+def test_a_signal_stops_the_run_however_often_it_comes(
+    numbers: tuple[signal.Signals, ...],
     config_file: Path,
     tmp_path: Path,
-    flower: Callable[[str], Path],
+    flower: Callable[..., Path],
     start_process: Callable[..., subprocess.Popen[Any]],
 ) -> None:
     asked = flower(f"print({NUMBER!r}, flush=True); time.sleep(60)")
@@ -389,7 +443,9 @@ def test_a_signal_stops_the_run_as_ctrl_c_does(
     while not (log.exists() and NUMBER in log.read_text()):
         assert time.monotonic() < end
         time.sleep(0.05)
-    run.send_signal(number)
+    for number in numbers:
+        run.send_signal(number)
+        time.sleep(0.1)
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 130
     assert "Interrupted" in said

@@ -13,7 +13,6 @@ from goldfish.evaluation import (
     backdoor_success,
     class_matched,
     confidence,
-    finding,
     jsd,
     jsd_distance,
     l2,
@@ -23,6 +22,7 @@ from goldfish.evaluation import (
     score,
     welch,
 )
+from goldfish.results import Interval
 
 
 def logits_of(*rows: list[float]) -> Tensor:
@@ -208,7 +208,7 @@ def test_gaps_of_two_models_are_compared_sample_by_sample() -> None:
 )
 def test_finding(difference: float, low: float, high: float, expected: str) -> None:
     """0 must lie outside of the interval, and the difference be at least 0.02, to either side."""
-    assert finding(difference, low, high) == expected
+    assert Interval(value=difference, low=low, high=high).finding == expected
 
 
 def test_losses_and_hits_of_samples() -> None:

@@ -12,14 +12,9 @@ from torch import nn, tensor
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError
 from goldfish.params import params_of, weighted_mean
+from goldfish.training.server_test import ServerTest, mean_squared_error, measured_samples
 from goldfish.unlearning.basic_model import GoldfishSettings, client_temperature
-from goldfish.unlearning.extension import (
-    ServerTest,
-    adaptive_temperature,
-    adaptive_weights,
-    mean_squared_error,
-    measured_samples,
-)
+from goldfish.unlearning.extension import adaptive_temperature, adaptive_weights
 
 LN2 = math.log(2)
 EXACT = 1e-6

@@ -16,6 +16,7 @@ from goldfish.methods.rapid_retrain import (
 from goldfish.settings import TrainingSettings
 from goldfish.training.batches import plain_batches
 from goldfish.training.fit import cross_entropy_objective, fit
+from goldfish.training.workspace import LoadedModel
 
 INPUTS = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
 LABELS = torch.zeros(4, dtype=torch.long)
@@ -72,7 +73,7 @@ def test_one_step() -> None:
         order = torch.Generator().manual_seed(0)
         data = TensorExamples(INPUTS, LABELS, list("abcd"))
         fitted = fit(
-            model,
+            LoadedModel(model),
             4,
             plain_batches(data, torch.device("cpu"), order),
             cross_entropy_objective,

@@ -35,7 +35,7 @@ def test_the_mean_probability_decides() -> None:
     workspace = LocalWorkspace(lambda: nn.Linear(1, 2))
     models = [linear(0.9), linear(0.4), linear(0.4)]
     for kept, expected in [(models, [17 / 30, 13 / 30]), (models[1:], [0.4, 0.6])]:
-        logits = workspace.load("ensemble", join(kept))(torch.ones(1, 1))
+        logits = workspace.load("ensemble", join(kept)).module(torch.ones(1, 1))
         assert logits.softmax(dim=-1)[0].tolist() == pytest.approx(expected, abs=1e-6)
         assert logits.exp()[0].tolist() == pytest.approx(expected, abs=1e-6)
 

@@ -68,7 +68,7 @@ def loss_on_removed(
     client = trained.federation._clients[requests[0].client_id]  # type: ignore[attr-defined]
     gone = removal.split(client, requests).removed
     assert gone is not None
-    model = LocalWorkspace(trained.federation.model).load("m", params)
+    model = LocalWorkspace(trained.federation.model).load("m", params).module
     return F.cross_entropy(predict(model, gone), gone.labels).item()
 
 

@@ -73,7 +73,7 @@ def answers(plan: Plan) -> RoundReplies:
 
 def confidence(trained: goldfish.Trained, params: Params, parts: list[Examples]) -> float:
     """Return the mean probability that a model gives to the labels."""
-    model = LocalWorkspace(trained.federation.model).load("m", params)
+    model = LocalWorkspace(trained.federation.model).load("m", params).module
     return (
         torch.cat(
             [predict(model, part).softmax(dim=1).gather(1, part.labels[:, None]) for part in parts]

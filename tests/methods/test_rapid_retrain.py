@@ -30,6 +30,7 @@ from goldfish.params import digest, num_bytes, params_of
 from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Batch, plain_batches
 from goldfish.training.fit import cross_entropy_objective, fit
+from goldfish.training.workspace import LoadedModel
 from goldfish.types import Client, DeletionRequest, Round
 from goldfish.workflow import unlearning_plan
 
@@ -330,7 +331,7 @@ def fitted(precondition: Any, **more: Any) -> str:
     data = TensorExamples(inputs, labels, [str(i) for i in range(20)])
     order = torch.Generator().manual_seed(1)
     fit(
-        model,
+        LoadedModel(model),
         20,
         plain_batches(data, torch.device("cpu"), order),
         cross_entropy_objective,

@@ -17,7 +17,7 @@ from goldfish.methods.sisa import SISA, SisaSettings, place_of, separate
 from goldfish.params import digest, num_bytes
 from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
-from goldfish.training.workspace import count_members
+from goldfish.training.workspace import ensemble_size
 from goldfish.types import Client, DeletionRequest, Params, RoundReplies
 from goldfish.workflow import training_plan, unlearning_plan
 
@@ -140,7 +140,7 @@ def test_the_result_is_training_without_the_removed_samples(
 def test_the_members_that_remain(trained: goldfish.Trained, make_clients: MakeClients) -> None:
     """A shard left empty leaves the ensemble, and so does a client; the others stay in order."""
     clients = make_clients(SIZES)
-    assert count_members(trained.params) == 6
+    assert ensemble_size(trained.params) == 6
     before = [digest(m) for m in separate(trained.params)]
     for kind, stays in [
         ("the whole shard", [1, 2, 3, 4, 5]),
@@ -208,7 +208,7 @@ def test_slices_and_shards_that_begin_empty(make_clients: MakeClients, small_net
     assert not trained.rounds[0].failures
     owners: Mapping[str, int] = json.loads(str(trained.memo["owners"]))
     assert set(owners) == {"client-1", "client-2"}
-    assert count_members(trained.params) == sum(owners.values())
+    assert ensemble_size(trained.params) == sum(owners.values())
     for n, size in enumerate((9, 5), start=1):
         for place in range(size):
             requests = [DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-{place}"])]

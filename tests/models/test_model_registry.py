@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -138,16 +139,21 @@ def test_a_model_is_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("module:", 10, (1, 8, 8), {}, "Write 'package.module:factory'"),
         ("no_such_package.m:f", 10, (1, 8, 8), {}, "No module named 'no_such_package'"),
         ("math:no_such", 10, (1, 8, 8), {}, "'math' has no 'no_such'"),
-        ("math:pi", 10, (1, 8, 8), {}, "is a float, which cannot be called"),
+        ("os:system", 10, (1, 8, 8), {"command": "touch was-here"}, "is not called"),
+        ("subprocess:Popen", 10, (1, 8, 8), {"args": "false"}, "is not called"),
+        ("math:pi", 10, (1, 8, 8), {}, "is not called: it is neither a class of torch.nn.Module"),
     ],
 )
 def test_errors_say_what_to_do(
     name: str,
     num_classes: int,
     image_shape: tuple[int, int, int],
-    options: dict[str, int],
+    options: dict[str, Any],
     words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as error:
         build_model(name, num_classes=num_classes, image_shape=image_shape, options=options)
     assert words in str(error.value)

@@ -7,13 +7,12 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 from PIL import Image
-
-from goldfish.evaluation import finding
 
 TEN = (
     *("origin", "goldfish", "goldfish-warm", "retrain", "retrain-tuned", "rapid-retrain"),
@@ -47,7 +46,6 @@ def method(name: str, backdoor: bool, compared: bool, rounds: int = 10) -> dict[
         return end + (start - end) * math.exp(-steepness * index)
 
     near = compared and name != "retrain"
-    itself = 0.0 if compared else None
     return {
         "final": {
             "accuracy": accuracy,
@@ -61,16 +59,16 @@ def method(name: str, backdoor: bool, compared: bool, rounds: int = 10) -> dict[
                 "round": index,
                 "accuracy": at(accuracy, 10.0, index),
                 "loss": at(0.2, 2.3, index),
+                "mse": 0.05,
                 "backdoor_success": at(success, 10.0, index) if backdoor else None,
                 "seconds": 0.31,
-                "failures": [],
             }
             for index in range(1, rounds + 1)
         ],
         "similarity": {
-            "jsd": round(0.0123 * cost, 4) if near else itself,
-            "jsd_distance": round(math.sqrt(0.0123 * cost), 4) if near else itself,
-            "l2": round(0.0456 * cost, 4) if near else itself,
+            "jsd": round(0.0123 * cost, 4) if near else None,
+            "jsd_distance": round(math.sqrt(0.0123 * cost), 4) if near else None,
+            "l2": round(0.0456 * cost, 4) if near else None,
             "t_test_p": None if name == "origin" or not backdoor else 1e-30,
             "effect_size": None if name == "origin" or not backdoor else round(4.2 - cost / 9, 2),
         },
@@ -89,7 +87,7 @@ def result(
 ) -> dict[str, Any]:
     """Return the whole of ``result.json``."""
     return {
-        "schema": 1,
+        "schema_version": 2,
         "config": {
             "seed": 17,
             "data": {"name": "digits", "clients": 5, "partition": "iid", "alpha": 0.5},
@@ -104,7 +102,7 @@ def result(
                 "shards": 1,
                 "shard_mode": "shared",
             },
-            "deletion": {"rate": 0.074, "backdoor_target": 7 if backdoor else None},
+            "deletion": {"rate": 0.074},
             "unlearning": {
                 "methods": [name for name in methods if name != "origin"],
                 "rounds": 10,
@@ -124,8 +122,10 @@ def result(
             "platform": "Linux",
             "cpu_count": 8,
             "device": "cpu",
+            "vector_instructions": "AVX2",
             "threads": 4,
             "workers": 2,
+            "client_threads": 1,
         },
         "deletion": {
             "requests": [{"client_id": "client-1", "samples": 107, "kind": "samples"}],
@@ -138,7 +138,7 @@ def result(
             "digest": "5f2a9c01d3",
             "sizes": {f"client-{i}": 287 + (i < 3) for i in range(1, 6)},
         },
-        "margins": {"accuracy": 0.5, "backdoor": 1.0, "memory": 0.02},
+        "test_images": {"accuracy": 10_000, "backdoor": 9_000 if backdoor else 0},
         "methods": {name: method(name, backdoor, "retrain" in methods) for name in methods},
     }
 
@@ -160,21 +160,20 @@ def give_memory(
     entry: dict[str, Any], gap: float, to_retrain: float | None = None, half: float = 0.01
 ) -> None:
     """Compare a method's removed samples with unseen ones; ``half`` is half of an interval."""
-    apart = gap if to_retrain is None else to_retrain
-    ends = {"low": apart - half, "high": apart + half}
+
+    def ends(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - half, "high": value + half}
+
     entry["final"] |= {
         "memory_gap": gap,
         "memory": {
-            "gap": gap,
-            "low": gap - half,
-            "high": gap + half,
+            "gap": ends(gap),
             "removed": 144,
             "unseen": 359,
             "left_out": 3,
             "removed_right": 99.3,
             "unseen_right": 97.2,
-            "to_retrain": None if to_retrain is None else {"difference": to_retrain, **ends},
-            "finding": finding(apart, ends["low"], ends["high"]),
+            "to_retrain": None if to_retrain is None else ends(to_retrain),
         },
     }
 
@@ -200,13 +199,15 @@ def grown(
                 record["stage"] = min(stages, 1 + stages * (index - 1) // len(rounds))
         if name == "sisa":
             cost = {key: 4 * value for key, value in entry["cost"].items()}
-            trained = {"accuracy": 91.9, "backdoor_success": 97.2 if backdoor else None}
+            trained = {"accuracy": 91.9, "loss": 0.3, "mse": 0.04}
+            trained |= {"backdoor_success": 97.2} if backdoor else {}
             entry["training"] = {"final": trained, "cost": cost}
             give_memory(entry["training"], 0.08, 0.076 if compared else None)
         if name != "origin" and "retrain" in methods:
             done, missed = (10 if name == "retrain" else 7), name in MISSED
             spent = {"round": done, "seconds": 0.1 * done * seconds, "steps": 9, "samples": 90}
             slow = 3.1 * ENDS["retrain"][3]
+            entry["quality_tested"] = True
             entry["time_to_quality"] = None if missed else spent
             entry["speed_up"] = None if missed else slow / (0.1 * done * seconds)
         if seeds > 1:
@@ -220,10 +221,11 @@ def _add_spread(name: str, entry: dict[str, Any], seeds: int) -> None:
     stds = {"accuracy": cost / 9, "backdoor_success": 0.4 + cost / 5, "memory_gap": 0.004}
     ends = {key: entry["final"][key] for key in stds}
     reached = entry.get("time_to_quality")
-    ends |= {"seconds": entry["cost"]["seconds"], "time_to_quality": reached and reached["seconds"]}
+    quality = reached and reached["seconds"]
+    ends |= {"seconds": entry["cost"]["seconds"], "seconds_to_quality": quality}
     stds |= {
         "seconds": 0.09 * ends["seconds"],
-        "time_to_quality": 0.1 * (reached or ends)["seconds"],
+        "seconds_to_quality": 0.1 * (reached or ends)["seconds"],
     }
     entry["spread"] = {}
     for key, mean in ends.items():
@@ -239,12 +241,11 @@ def _add_spread(name: str, entry: dict[str, Any], seeds: int) -> None:
             "p_vs_retrain": min(0.9, 0.0004 * 9**cost) if tested else None,
         }
     if name == "rapid-retrain":
-        entry["spread"]["time_to_quality"]["values"][:2] = [6.1, 6.6]
+        entry["spread"]["seconds_to_quality"]["values"][:2] = [6.1, 6.6]
     for record in entry["rounds"]:
         wide = 1 + 4 / record["round"]
-        record["accuracy_std"] = wide * stds["accuracy"]
-        if ends["backdoor_success"] is not None:
-            record["backdoor_success_std"] = wide * stds["backdoor_success"]
+        drawn = [key for key in ("accuracy", "backdoor_success") if ends[key] is not None]
+        record["std"] = {key: wide * stds[key] for key in drawn}
 
 
 def samples(methods: Sequence[str]) -> dict[str, Any]:
@@ -276,14 +277,33 @@ def samples(methods: Sequence[str]) -> dict[str, Any]:
     return {"samples": entries, "class_names": [str(k) for k in range(10)]}
 
 
-@pytest.fixture
+def write(run_dir: Path, content: dict[str, Any], pictures: bool = True) -> Path:
+    """Write a result (and pictures, unless told not to) as a run."""
+    (run_dir / "result.json").write_text(json.dumps(content))
+    if pictures:
+        ran = [name for name, m in content["methods"].items() if "diverged" not in m]
+        (run_dir / "samples.json").write_text(json.dumps(samples(ran)))
+    return run_dir
+
+
+@pytest.fixture(scope="session")
 def make_result() -> MakeResult:
     return result
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_grown() -> MakeResult:
     return grown
+
+
+@pytest.fixture(scope="session")
+def write_to() -> WriteRun:
+    return write
+
+
+@pytest.fixture
+def write_run(tmp_path: Path) -> WriteRun:
+    return partial(write, tmp_path)
 
 
 @pytest.fixture
@@ -294,18 +314,3 @@ def remember() -> Callable[..., None]:
         give_memory(result["methods"][name], *numbers)
 
     return give
-
-
-@pytest.fixture
-def write_run(tmp_path: Path) -> WriteRun:
-    """Return a function that writes a result (and pictures, unless told not to) as a run."""
-
-    def write(content: dict[str, Any], pictures: bool = True) -> Path:
-        (tmp_path / "result.json").write_text(json.dumps(content))
-        if pictures:
-            ran = [name for name, m in content["methods"].items() if "diverged" not in m]
-            content = samples(ran)
-            (tmp_path / "samples.json").write_text(json.dumps(content))
-        return tmp_path
-
-    return write

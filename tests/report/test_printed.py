@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from goldfish.cli import _print_result, _state
+from goldfish.results import Progress, Record
 
 
 def test_a_request_that_was_not_honoured_ends_the_command_with_an_error(
@@ -40,24 +41,19 @@ def test_all_is_well(make_grown: Any, write_run: Any, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("record", "expected"),
+    ("measured", "expected"),
     [
-        ({}, ""),
-        ({"diverged": "why"}, "diverged"),
-        ({"accuracy": 96.94}, "accuracy 96.9 %"),
-        (
-            {"accuracy": 96.94, "backdoor_success": 0.31, "memory_gap": 0.01},
-            "accuracy 96.9 %, backdoor 0.3 %",
-        ),
-        (
-            {"accuracy": 96.94, "backdoor_success": None, "removed_class_accuracy": 2.0},
-            "accuracy 96.9 %, removed class 2.0 %",
-        ),
-        (
-            {"accuracy": 96.94, "backdoor_success": None, "memory_gap": -0.01},
-            "accuracy 96.9 %, memory gap -0.010",
-        ),
+        ({}, "accuracy 96.9 %"),
+        ({"backdoor_success": 0.31, "memory_gap": 0.01}, "accuracy 96.9 %, backdoor 0.3 %"),
+        ({"removed_class_accuracy": 2.0}, "accuracy 96.9 %, removed class 2.0 %"),
+        ({"memory_gap": -0.01}, "accuracy 96.9 %, memory gap −0.010"),
     ],
 )
-def test_progress(record: dict[str, Any], expected: str) -> None:
-    assert _state(record) == expected
+def test_progress(measured: dict[str, float], expected: str) -> None:
+    record = Record(round=1, accuracy=96.94, loss=0.1, mse=0.01, **measured)
+    assert _state(Progress(phase="goldfish", round=1, rounds=3, record=record)) == expected
+
+
+def test_progress_without_numbers() -> None:
+    assert _state(Progress(phase="origin", round=0, rounds=3)) == ""
+    assert _state(Progress(phase="sisa", round=2, rounds=3, diverged="why")) == "diverged"

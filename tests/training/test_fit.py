@@ -17,7 +17,13 @@ from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Batch, BatchSource, plain_batches
 from goldfish.training.fit import cross_entropy_objective, fit, predict
 from goldfish.training.sgd import Loss
-from goldfish.training.workspace import Ensemble, LocalWorkspace, count_members, join
+from goldfish.training.workspace import (
+    Ensemble,
+    LoadedModel,
+    LocalWorkspace,
+    ensemble_size,
+    join,
+)
 
 CPU = torch.device("cpu")
 
@@ -50,7 +56,7 @@ def positions_seen(
         return Batch(*examples.batch(positions))
 
     fit(
-        nn.Linear(4, 3),
+        LoadedModel(nn.Linear(4, 3)),
         count,
         batches,
         cross_entropy_objective,
@@ -129,7 +135,7 @@ def test_fit_is_the_slow_loop(slow: object, momentum: float, decay: float, epoch
     fast, obvious = network(), network()
     generator = seeded(7)
     fitted = fit(
-        fast,
+        LoadedModel(fast),
         len(examples),
         plain_batches(examples, CPU, generator),
         cross_entropy_objective,
@@ -161,7 +167,7 @@ def test_one_step_by_hand() -> None:
         return Loss(loss, risk=loss)
 
     fitted = fit(
-        model,
+        LoadedModel(model),
         2,
         lambda positions: Batch(positions, positions),
         square,
@@ -178,7 +184,7 @@ def test_fit_takes_its_step_size_from_its_argument() -> None:
     settings = TrainingSettings(learning_rate=100, batch_size=4)
     model = network()
     fit(
-        model,
+        LoadedModel(model),
         4,
         plain_batches(points(4), CPU, seeded()),
         cross_entropy_objective,
@@ -198,7 +204,7 @@ def test_the_risk_of_an_epoch_is_the_mean_over_its_batches() -> None:
         return Loss(model(batch.inputs).sum(), risk=tensor(next(risks)))
 
     fitted = fit(
-        nn.Linear(4, 3),
+        LoadedModel(nn.Linear(4, 3)),
         6,
         plain_batches(points(6), CPU, seeded()),
         objective,
@@ -218,7 +224,7 @@ def test_samples_of_removed_data_are_counted() -> None:
         return Batch(inputs, labels, removed=(inputs[:2], labels[:2]))
 
     fitted = fit(
-        nn.Linear(4, 3),
+        LoadedModel(nn.Linear(4, 3)),
         6,
         batches,
         cross_entropy_objective,
@@ -243,7 +249,7 @@ def test_fit_draws_no_global_random_number() -> None:
     examples, model = points(12), network()
     before = torch.random.get_rng_state()
     fit(
-        model,
+        LoadedModel(model),
         12,
         plain_batches(examples, CPU, seeded()),
         cross_entropy_objective,
@@ -277,7 +283,7 @@ def test_a_single_left_over_sample_joins_the_batch_before(
 
 def test_a_left_over_sample_trains_with_batch_norm() -> None:
     fitted = fit(
-        network(),
+        LoadedModel(network()),
         9,
         plain_batches(points(9), CPU, seeded()),
         cross_entropy_objective,
@@ -297,7 +303,7 @@ def test_stop_ends_the_training_early() -> None:
         return len(risks) == 3
 
     fitted = fit(
-        nn.Linear(4, 3),
+        LoadedModel(nn.Linear(4, 3)),
         8,
         plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
@@ -325,7 +331,7 @@ def test_a_limit_of_steps_ends_the_training(
         return Loss(model(batch.inputs).sum(), risk=tensor(float(next(risks))))
 
     fitted = fit(
-        nn.Linear(4, 3),
+        LoadedModel(nn.Linear(4, 3)),
         8,
         plain_batches(points(8), CPU, seeded()),
         objective,
@@ -352,7 +358,7 @@ def test_a_precondition_changes_the_gradients_of_a_step() -> None:
             p.grad.fill_(1)
 
     fit(
-        model,
+        LoadedModel(model),
         8,
         plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
@@ -379,7 +385,7 @@ def test_after_step_sees_the_stepped_model_and_ends_the_training() -> None:
         return len(losses) == 3
 
     fitted = fit(
-        model,
+        LoadedModel(model),
         8,
         plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
@@ -404,7 +410,7 @@ def test_a_loss_that_is_not_finite_is_an_error(bad: float, word: str) -> None:
 
     with pytest.raises(DivergenceError, match=f"the loss became {word} in local epoch 2"):
         fit(
-            nn.Linear(4, 3),
+            LoadedModel(nn.Linear(4, 3)),
             8,
             plain_batches(points(8), CPU, seeded()),
             objective,
@@ -418,7 +424,7 @@ def test_fit_trains_in_training_mode() -> None:
     model = network()
     model.eval()
     fit(
-        model,
+        LoadedModel(model),
         8,
         plain_batches(points(8), CPU, seeded()),
         cross_entropy_objective,
@@ -524,16 +530,16 @@ def test_an_ensemble_predicts_the_mean_of_probabilities() -> None:
 def test_a_workspace_loads_ensembles_beside_single_models() -> None:
     one, two = P.params_of(network(1)), P.params_of(network(2))
     joined = join([one, two])
-    assert (count_members(joined), count_members(one)) == (2, 0)
+    assert (ensemble_size(joined), ensemble_size(one)) == (2, 0)
     workspace = LocalWorkspace(network)
     single = workspace.load("student", one)
     ensemble = workspace.load("student", joined)
     examples = points(5)
     probabilities = [
-        torch.softmax(predict(workspace.load("member", params), examples), dim=1)
+        torch.softmax(predict(workspace.load("member", params).module, examples), dim=1)
         for params in (one, two)
     ]
-    mean = torch.softmax(predict(ensemble, examples), dim=1)
+    mean = torch.softmax(predict(ensemble.module, examples), dim=1)
     assert torch.allclose(mean, (probabilities[0] + probabilities[1]) / 2, atol=1e-6)
     assert workspace.load("student", one) is single
 
@@ -553,9 +559,9 @@ def test_a_workspace_builds_one_model_for_each_role_and_loads_it() -> None:
     student = workspace.load("student", one)
     teacher = workspace.load("teacher", two)
     assert student is not teacher
-    assert P.digest(P.params_of(student)) == P.digest(one)
+    assert P.digest(student.params()) == P.digest(one)
     assert workspace.load("student", two) is student
-    assert P.digest(P.params_of(student)) == P.digest(two)
+    assert P.digest(student.params()) == P.digest(two)
     assert len(built) == 2
 
 
@@ -565,7 +571,7 @@ def test_a_workspace_copies_what_it_loads_and_draws_no_number() -> None:
     model = LocalWorkspace(lambda: nn.Sequential(*network().children())).load("student", params)
     assert torch.equal(torch.random.get_rng_state(), state)
     with torch.no_grad():
-        for t in model.parameters():
+        for t in model.module.parameters():
             t.zero_()
     assert P.digest(params) == before
 

@@ -25,12 +25,13 @@ from goldfish.training.batches import (
     Draw,
     Transform,
     plain_batches,
-    taught_batches,
     with_removed,
 )
-from goldfish.training.fit import cross_entropy_objective, fit
-from goldfish.training.graphs import ROWS, Pace, Repeat, Replay, allow_recording
+from goldfish.training.fit import cross_entropy_objective, fit, predict
+from goldfish.training.graphs import ROWS, Pace, Repeat, Replay
 from goldfish.training.sgd import Sgd, TrainingStep
+from goldfish.training.teacher import Teacher
+from goldfish.training.workspace import LoadedModel
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
 
 CPU = torch.device("cpu")
@@ -126,15 +127,13 @@ def network(norm: Callable[[int], nn.Module] = nn.LayerNorm) -> nn.Module:
 def goldfish_batches(
     examples: TensorExamples,
     transform: Transform | None,
-    teacher: nn.Module | Tensor,
+    teacher: nn.Module,
     temperature: float = 2.5,
 ) -> tuple[BatchSource, int, torch.Generator]:
     order = seeded(11)
     retained, removed = Subset(examples, range(30, 215)), Subset(examples, range(30))
-    known = teacher
-    if isinstance(teacher, nn.Module) and transform is None:
-        known = teacher.eval()(retained.batch(torch.arange(185))[0]).detach()
-    batches = taught_batches(plain_batches(retained, CPU, order, transform), known, temperature)
+    known = teacher if transform else predict(teacher, retained)
+    batches = Teacher(known).teach(plain_batches(retained, CPU, order, transform), temperature)
     return with_removed(batches, removed, 7, seeded(12)), len(retained), order
 
 
@@ -150,12 +149,12 @@ def test_recorded_training_is_the_plain_one(
     examples, teacher = images(215, 0), network()
     plain, recorded = network(norm), network(norm)
     record = Recordings()
-    allow_recording(recorded, record)
+    models = LoadedModel(plain), LoadedModel(recorded, record)
     objective = GoldfishObjective(GoldfishSettings())
     settings = TrainingSettings(batch_size=10, local_epochs=2, weight_decay=0.01)
     for rate, temperature in ((0.05, 2.5), (0.01, 1.2)):
         outcomes = []
-        for model in (plain, recorded):
+        for model in models:
             batches, count, order = goldfish_batches(examples, transform, teacher, temperature)
             outcomes.append(
                 fit(model, count, batches, objective, settings, learning_rate=rate, generator=order)
@@ -241,9 +240,8 @@ def test_a_batchnorm_whose_momentum_is_its_counter_cannot_be_recorded() -> None:
 
 
 def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
-    examples, model = images(215, 0), network()
-    record = Recordings()
-    allow_recording(model, record)
+    examples, record = images(215, 0), Recordings()
+    model = LoadedModel(network(), record)
     settings = TrainingSettings(batch_size=10)
     counts = []
     for weight, temperature in (
@@ -280,13 +278,13 @@ class Moody(nn.Module):
 
 def test_what_is_recorded_after_a_failure_is_a_training_step() -> None:
     model = Moody()
-    allow_recording(model, Recordings())
+    loaded = LoadedModel(model, Recordings())
 
     def train() -> None:
         batches = plain_batches(images(40, 0), CPU, seeded(11))
         settings = TrainingSettings(batch_size=10)
         objective = cross_entropy_objective
-        fit(model, 40, batches, objective, settings, learning_rate=0.01, generator=seeded(11))
+        fit(loaded, 40, batches, objective, settings, learning_rate=0.01, generator=seeded(11))
 
     with pytest.raises(RuntimeError, match="no memory left"):
         train()
@@ -322,8 +320,7 @@ def test_a_gpu_is_given_so_many_steps_and_no_more(monkeypatch: pytest.MonkeyPatc
 
 def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     graphs._log_once.cache_clear()
-    examples, model = images(215, 0), network()
-    allow_recording(model, Recordings("a branch on values"))
+    examples, model = images(215, 0), LoadedModel(network(), Recordings("a branch on values"))
     settings = TrainingSettings(batch_size=10, local_epochs=2)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -337,13 +334,15 @@ def test_the_reason_for_the_slow_way_is_logged_once(caplog: pytest.LogCaptureFix
 
 
 def test_recordings_end_with_their_model() -> None:
-    model = network()
-    allow_recording(model, Recordings())
+    model = LoadedModel(network(), Recordings())
     batches, count, order = goldfish_batches(images(215, 0), None, network())
     objective = GoldfishObjective(GoldfishSettings())
     settings = TrainingSettings(batch_size=10)
     fit(model, count, batches, objective, settings, learning_rate=0.01, generator=order)
-    gone = weakref.ref(model)
+    assert vars(model.module).keys() == vars(network()).keys(), (
+        "nothing is hidden in a user's module"
+    )
+    gone = weakref.ref(model.module)
     del model
     gc.collect()
     assert gone() is None

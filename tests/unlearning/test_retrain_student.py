@@ -16,6 +16,8 @@ from goldfish.errors import ConfigError, DivergenceError
 from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Transform
 from goldfish.training.fit import Fitted, predict
+from goldfish.training.teacher import Teacher
+from goldfish.training.workspace import LoadedModel
 from goldfish.types import Examples
 from goldfish.unlearning.basic_model import (
     GoldfishSettings,
@@ -117,8 +119,8 @@ def retrain(
     transform: Transform | None = None,
 ) -> Fitted:
     return retrain_student(
-        student,
-        teacher,
+        LoadedModel(student),
+        Teacher(teacher),
         retained_data() if retained is None else retained,
         removed,
         settings or GoldfishSettings(local_stop=False),
@@ -362,8 +364,8 @@ def test_removed_data_and_its_generator_do_matter() -> None:
     for seed in (12, 13):
         student = network(3)
         retrain_student(
-            student,
-            network(4),
+            LoadedModel(student),
+            Teacher(network(4)),
             retained_data(),
             removed_data(),
             GoldfishSettings(),

@@ -36,7 +36,7 @@ class Whole:
 
 def run_whole(module: str, work: Workload, clients: int) -> Whole:
     """Run a module that trains for some rounds and prints what they took."""
-    command = [sys.executable, "-m", module, *arguments(work, clients)]
+    command = [sys.executable, "-P", "-m", module, *arguments(work, clients)]
     begin = time.perf_counter()
     with subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE

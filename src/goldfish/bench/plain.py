@@ -49,7 +49,13 @@ def plain_model(work: Workload) -> nn.Module:
 @contextmanager
 def in_its_process(work: Workload) -> Iterator[Callable[[], float]]:
     """Start the process; yield what trains there once and returns images a second."""
-    command = [sys.executable, "-m", "goldfish.bench.plain", *arguments(work, work.clients[0])]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "goldfish.bench.plain",
+        *arguments(work, work.clients[0]),
+    ]
     with (
         tempfile.TemporaryFile(mode="w+", errors="replace") as complaints,
         subprocess.Popen(  # noqa: S603

@@ -18,9 +18,9 @@ import torch
 from goldfish.data import TensorExamples, load, removal
 from goldfish.data import partition as partitions
 from goldfish.errors import DataError
-from goldfish.evaluation.cost import Cost
 from goldfish.federation import InProcess
 from goldfish.models import model_factory
+from goldfish.results import Cost
 from goldfish.settings import Precision
 from goldfish.types import Client, DeletionRequest, ModelFactory
 from goldfish.workflow import Trained, train, unlearn

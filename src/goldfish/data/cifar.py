@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import _codecs
+import io
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,16 +17,6 @@ from goldfish.errors import DataError
 
 _SHAPE = (-1, 3, 32, 32)
 _PIXELS = 3 * 32 * 32
-
-# All that a pickle of plain numpy arrays refers to; numpy moved its core in version 2.
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_ADMITTED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _codecs.encode,
-}
 
 
 def read_binary(path: Path, label_bytes: int) -> tuple[Tensor, Tensor]:
@@ -50,22 +42,71 @@ def read_pickle(path: Path, labels_key: str) -> tuple[Tensor, Tensor]:
     """Return images and labels, as above, of a pickled batch, which has the labels under a key."""
     content = _load_pickle(path)
     pixels, labels = content.get("data"), content.get(labels_key)
-    if not isinstance(pixels, np.ndarray) or not isinstance(labels, list):
+    if not isinstance(pixels, _Array) or not isinstance(labels, list):
         raise DataError(f"{path}: 'data' or {labels_key!r} is missing.")
-    if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-        raise DataError(
-            f"{path}: images are {pixels.dtype} {pixels.shape}, uint8 (N, {_PIXELS}) was expected."
-        )
-    if len(pixels) != len(labels):
-        raise DataError(f"{path}: {len(pixels)} images but {len(labels)} labels.")
-    return torch.from_numpy(pixels.copy()).view(_SHAPE), torch.tensor(labels, dtype=torch.int64)
+    if not all(type(label) is int and abs(label) < 2**31 for label in labels):
+        raise DataError(f"{path}: {labels_key!r} holds something else than labels.")
+    images = torch.from_numpy(pixels.pixels(path).copy()).view(_SHAPE)
+    if len(images) != len(labels):
+        raise DataError(f"{path}: {len(images)} images but {len(labels)} labels.")
+    return images, torch.tensor(labels, dtype=torch.int64)
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads plain numpy arrays and Python values, and runs nothing else."""
+class _Array:
+    """What a pickle says of an array; no more than what the publisher's files hold is read."""
 
-    def __init__(self, file: BinaryIO, path: Path) -> None:
-        super().__init__(file, encoding="latin1")  # the publisher wrote them with Python 2
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def pixels(self, path: Path) -> npt.NDArray[np.uint8]:
+        """Return the array, if it is one of bytes with the pixels of an image in each row."""
+        match self.state:
+            case (1, (int(count), int(width)), _Type("u1"), False | 0, str() | bytes() as content):
+                # Text: of Python 2, or bytes that Python 3 wrote as text.
+                raw = content if isinstance(content, bytes) else content.encode("latin1", "ignore")
+                if width == _PIXELS and len(raw) == count * width:
+                    return np.frombuffer(raw, np.uint8).reshape(count, width)
+        raise DataError(f"{path}: the images are no array of uint8 (N, {_PIXELS}).")
+
+
+@dataclass
+class _Type:
+    """The type of an array's numbers, by name."""
+
+    name: Any
+
+    def __setstate__(self, state: Any) -> None:
+        """Take the rest of what a pickle says of a type; for bytes it says nothing."""
+
+
+def _encode(text: Any, encoding: Any) -> str:
+    """Leave bytes the text that they are in the file: they are made once, where they are used."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise pickle.UnpicklingError("bytes are written as latin1")
+    return text
+
+
+# What a pickle of a plain array calls, and what is called in its place: nothing of numpy's, which
+# would build an array over any bytes that it is given. Numpy moved its core in version 2.
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy", "ndarray"): None,
+    ("numpy", "dtype"): lambda name, *_: _Type(name),
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _ArraysOnly(pickle._Unpickler):
+    """Reads plain arrays and Python values, and runs nothing else.
+
+    It is the unpickler in Python: the one in C fills the memory when a file asks for it.
+    """
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(content), encoding="latin1")  # the publisher had Python 2
         self.path = path
 
     def find_class(self, module: str, name: str) -> Any:
@@ -78,10 +119,9 @@ class _ArraysOnly(pickle.Unpickler):
             ) from None
 
 
-def _load_pickle(path: Path) -> dict[str, Any]:
+def _load_pickle(path: Path) -> dict[Any, Any]:
     try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file, path).load()
+        content = _ArraysOnly(path.read_bytes(), path).load()
     except DataError:
         raise
     except Exception as error:  # a damaged pickle can raise anything

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from goldfish.evaluation.accuracy import Scores, score
 from goldfish.evaluation.backdoor import backdoor_success
-from goldfish.evaluation.cost import Cost, round_cost
+from goldfish.evaluation.cost import round_cost
 from goldfish.evaluation.memory import (
-    MEMORY_MARGIN,
-    Finding,
     Matched,
     class_matched,
-    finding,
     sample_hits,
     sample_losses,
 )
@@ -23,18 +20,16 @@ from goldfish.evaluation.similarity import (
     paired_p,
     welch,
 )
+from goldfish.results import Cost
 
 __all__ = [
-    "MEMORY_MARGIN",
     "Cost",
-    "Finding",
     "Matched",
     "Scores",
     "WelchTest",
     "backdoor_success",
     "class_matched",
     "confidence",
-    "finding",
     "jsd",
     "jsd_distance",
     "l2",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,11 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from goldfish.errors import ConfigError, DivergenceError
 from goldfish.evaluation._checks import checked_labels, checked_logits
-
-Finding: TypeAlias = Literal["remembers", "over-forgets", "alike"]
-
-MEMORY_MARGIN = 0.02
-"""A mean loss that differs by less than this counts as the same, however many samples there are."""
+from goldfish.results import Interval
 
 LEAST_UNSEEN = 2
 """A class with fewer unseen samples has no spread to compare with, and is left out."""
@@ -39,6 +34,11 @@ class Matched:
     """With how many unseen ones."""
     left_out: int
     """Removed samples whose class has fewer than two unseen samples."""
+
+    @property
+    def interval(self) -> Interval:
+        """The difference with its interval."""
+        return Interval(value=self.difference, low=self.low, high=self.high)
 
 
 def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -102,19 +102,6 @@ def class_matched(
         unseen=count,
         left_out=len(removed) - len(ours),
     )
-
-
-def finding(difference: float, low: float, high: float) -> Finding:
-    """Say what a difference with its 95 % interval shows: of a gap to 0, or to another model's.
-
-    Only what chance does not explain (0 is outside of the interval) and what is large enough to
-    matter (:data:`MEMORY_MARGIN`) counts.
-    """
-    if low > 0 and difference >= MEMORY_MARGIN:
-        return "remembers"
-    if high < 0 and difference <= -MEMORY_MARGIN:
-        return "over-forgets"
-    return "alike"
 
 
 def _checked(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,7 @@ class ClientSetup:
     dataset: str | None = None
     """The dataset that all clients share; None for a client that has data of its own."""
     path: str | None = None
-    """Where a dataset of one's own lies, on the server; a client may have it elsewhere."""
+    """Where a dataset of one's own lies on the server; a client reads it where itself says."""
     ids: tuple[str, ...] = ()
     """The samples of the shared dataset that the client holds, in order."""
     poisoned: tuple[str, ...] = ()
@@ -87,11 +87,14 @@ def shared_examples(
 ) -> Subset:
     """Read the shared dataset and return the client's part, with the trigger where it belongs.
 
-    ``path`` is where a dataset of one's own lies here, if not where the setup says.
+    ``path`` is where a dataset of one's own lies here: a server cannot name a file of this machine.
     """
-    if path is None and setup.path is not None:
-        path = Path(setup.path)
-    train = load(setup.dataset or "", data_dir, path=path).train
+    if setup.path is not None and path is None:
+        raise ConfigError(
+            f"{setup.client_id} reads only what its own node-config names: start its node with "
+            f'path="...", where the data ({setup.dataset}) lies there.'
+        )
+    train = load(setup.dataset or "", data_dir, path=path if setup.path else None).train
     if setup.poisoned:
         train = with_trigger(train, setup.poisoned, setup.backdoor)
     one = Partition("explicit", 0, {setup.client_id: setup.ids})

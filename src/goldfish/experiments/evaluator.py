@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,15 @@ from torch import Tensor
 
 from goldfish.data import TensorExamples, removal
 from goldfish.evaluation import (
-    Finding,
     Matched,
     backdoor_success,
     class_matched,
-    finding,
     sample_hits,
     sample_losses,
     score,
 )
 from goldfish.experiments.scenario import Scenario, select
+from goldfish.results import Final, Memory, TestImages
 from goldfish.training.fit import predict
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import DeletionRequest, Params
@@ -44,7 +43,7 @@ class Evaluator:
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
         """Return a model's logits."""
-        return predict(self._workspace.load("evaluation", params), examples)
+        return predict(self._workspace.load("evaluation", params).module, examples)
 
     def compare_with(self, params: Params) -> None:
         """Compare the memory of all models measured from now on with that of this one."""
@@ -53,101 +52,78 @@ class Evaluator:
             on_removed = self.logits(params, self._clean_removed)
             self._yardstick = self._losses(on_removed, on_test)
 
-    def measure(self, params: Params, requests: Sequence[DeletionRequest] = ()) -> dict[str, Any]:
-        """Return a model's scores, as the field ``final`` of ``result.json`` holds them.
-
-        ``accuracy``, ``loss`` and ``mse`` are of the clean test images of the classes that remain,
-        ``removed_class_accuracy`` of the others; ``mistaken_for_removed`` is how many of the
-        former get a removed class. ``without_trigger`` is the backdoor's success on the same
-        images without the trigger. ``memory`` compares removed samples without a trigger with
-        unseen ones: those that ``requests`` name, or all of them.
-        """
+    def measure(self, params: Params, requests: Sequence[DeletionRequest] = ()) -> Final:
+        """Return a model's scores; its memory is of what ``requests`` name, or of all of it."""
         scenario, labels = self._scenario, self._labels
         on_test = self.logits(params, scenario.test)
-        rest = ~self._of_removed_class
+        gone, rest = self._of_removed_class, ~self._of_removed_class
         scores = score(on_test[rest], labels[rest], scenario.num_classes)
-        of_class = mistaken = None
-        if bool(self._of_removed_class.any()):
-            gone = self._of_removed_class
-            of_class = score(on_test[gone], labels[gone], scenario.num_classes).accuracy
+        found: dict[str, Any] = {}
+        if bool(gone.any()):
+            of_class = score(on_test[gone], labels[gone], scenario.num_classes)
             given = torch.isin(on_test[rest].argmax(dim=1), self._removed_classes)
-            mistaken = 100 * given.double().mean().item()
-        success = without = None
+            found["removed_class_accuracy"] = of_class.accuracy
+            found["mistaken_for_removed"] = 100 * given.double().mean().item()
         if scenario.triggered is not None and scenario.backdoor is not None:
             target = scenario.backdoor.target
-            success = backdoor_success(self.logits(params, scenario.triggered), target)
-            without = backdoor_success(on_test[scenario.backdoor.eligible(labels)], target)
-        memory = None
-        if self._clean_removed is not None:
-            on_removed = self.logits(params, self._clean_removed)
-            memory = self._memory(on_removed, on_test, requests)
-        return {
-            "accuracy": scores.accuracy,
-            "loss": scores.loss,
-            "mse": scores.mse,
-            "per_class": list(score(on_test, labels, scenario.num_classes).per_class),
-            "removed_class_accuracy": of_class,
-            "mistaken_for_removed": mistaken,
-            "backdoor_success": success,
-            "without_trigger": without,
-            "memory_gap": None if memory is None else memory["gap"],
-            "memory": memory,
-        }
+            triggered, clean = scenario.triggered, scenario.backdoor.eligible(labels)
+            found["backdoor_success"] = backdoor_success(self.logits(params, triggered), target)
+            found["without_trigger"] = backdoor_success(on_test[clean], target)
+        if (memory := self._memory(params, on_test, requests)) is not None:
+            found |= {"memory": memory, "memory_gap": memory.gap.value}
+            if (apart := memory.to_retrain) is not None:
+                found["gap_to_retrain"] = apart.value
+                found |= {"gap_to_retrain_low": apart.low, "gap_to_retrain_high": apart.high}
+        return Final(
+            accuracy=scores.accuracy,
+            loss=scores.loss,
+            mse=scores.mse,
+            per_class=list(score(on_test, labels, scenario.num_classes).per_class),
+            **found,
+        )
 
-    def measure_round(self, params: Params, requests: Sequence[DeletionRequest]) -> dict[str, Any]:
-        """Return the scores of one round: numbers alone, since there are many rounds."""
-        return numbers(self.measure(params, requests))
-
-    def test_images(self) -> dict[str, Any]:
+    def test_images(self) -> TestImages:
         """Return how many test images stand behind each percentage."""
-        triggered = self._scenario.triggered
-        return {
-            "accuracy": int((~self._of_removed_class).sum()),
-            "removed_class": int(self._of_removed_class.sum()),
-            "backdoor": 0 if triggered is None else len(triggered),
-            "per_class": torch.bincount(
-                self._labels, minlength=self._scenario.num_classes
-            ).tolist(),
-        }
+        triggered, classes = self._scenario.triggered, self._scenario.num_classes
+        return TestImages(
+            accuracy=int((~self._of_removed_class).sum()),
+            removed_class=int(self._of_removed_class.sum()),
+            backdoor=0 if triggered is None else len(triggered),
+            per_class=torch.bincount(self._labels, minlength=classes).tolist(),
+        )
 
     def _losses(self, on_removed: Tensor, on_test: Tensor) -> _Losses:
         labels = self._removed_labels
         return _Losses(sample_losses(on_removed, labels), sample_losses(on_test, self._labels))
 
     def _memory(
-        self, on_removed: Tensor, on_test: Tensor, requests: Sequence[DeletionRequest]
-    ) -> dict[str, Any] | None:
+        self, params: Params, on_test: Tensor, requests: Sequence[DeletionRequest]
+    ) -> Memory | None:
         """Compare the removed samples without a trigger that are asked for with unseen ones."""
+        if self._clean_removed is None:
+            return None
+        on_removed = self.logits(params, self._clean_removed)
         labels, clean = self._removed_labels, ~self._scenario.poisoned
         asked = _named(self._scenario, requests)[clean] if requests else slice(None)
 
         def matched(removed: Tensor, unseen: Tensor) -> Matched | None:
             return class_matched(removed[asked], labels[asked], unseen, self._labels)
 
-        losses = self._losses(on_removed, on_test)
+        losses, base = self._losses(on_removed, on_test), self._yardstick
         gap = matched(losses.removed, losses.unseen)
         right = matched(sample_hits(on_removed, labels), sample_hits(on_test, self._labels))
         if gap is None or right is None:
             return None
-        apart = None
-        if self._yardstick is not None:
-            apart = matched(
-                losses.removed - self._yardstick.removed, losses.unseen - self._yardstick.unseen
-            )
-        memory = {
-            "gap": gap.difference,
-            "low": gap.low,
-            "high": gap.high,
-            "removed": gap.removed,
-            "unseen": gap.unseen,
-            "left_out": gap.left_out,
-            "removed_right": right.removed_mean,
-            "unseen_right": right.unseen_mean,
-            "to_retrain": None
-            if apart is None
-            else {"difference": apart.difference, "low": apart.low, "high": apart.high},
-        }
-        return {**memory, "finding": memory_finding(memory)}
+        apart = base and matched(losses.removed - base.removed, losses.unseen - base.unseen)
+        return Memory(
+            gap=gap.interval,
+            to_retrain=apart and apart.interval,
+            removed=gap.removed,
+            unseen=gap.unseen,
+            left_out=gap.left_out,
+            removed_right=right.removed_mean,
+            unseen_right=right.unseen_mean,
+        )
 
 
 @dataclass(frozen=True)
@@ -156,26 +132,6 @@ class _Losses:
 
     removed: Tensor
     unseen: Tensor
-
-
-def memory_finding(memory: Mapping[str, Any]) -> Finding:
-    """Say what the numbers of ``memory`` show: against retrain if there is one, else against 0."""
-    apart = memory["to_retrain"]
-    if apart is None:
-        return finding(memory["gap"], memory["low"], memory["high"])
-    return finding(apart["difference"], apart["low"], apart["high"])
-
-
-def numbers(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a model's scores that are kept of every round."""
-    flat = {key: measured[key] for key in measured if key not in ("per_class", "memory")}
-    apart = (measured["memory"] or {}).get("to_retrain") or {}
-    return {
-        **flat,
-        "gap_to_retrain": apart.get("difference"),
-        "gap_to_retrain_low": apart.get("low"),
-        "gap_to_retrain_high": apart.get("high"),
-    }
 
 
 def _without_trigger(scenario: Scenario) -> TensorExamples | None:

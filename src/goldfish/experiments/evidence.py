@@ -8,35 +8,21 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from goldfish.evaluation import (
-    MEMORY_MARGIN,
-    Cost,
-    confidence,
-    jsd,
-    jsd_distance,
-    l2,
-    welch,
-)
+from goldfish import results
+from goldfish.evaluation import confidence, jsd, jsd_distance, l2, welch
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import Engine
-from goldfish.experiments.evaluator import Evaluator, numbers, removed_classes
-from goldfish.experiments.quality import (
-    ACCURACY_MARGIN,
-    BACKDOOR_MARGIN,
-    has_forgotten,
-    time_to_quality,
-)
-from goldfish.experiments.scenario import Scenario
+from goldfish.experiments.evaluator import Evaluator, removed_classes
+from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.methods import deletion_kind
+from goldfish.results import MARGINS, ORIGIN, YARDSTICK, Cost, Measures, MethodResult, Record, Spent
 from goldfish.types import DeletionRequest, NotHonoured, Params, Scalar
 from goldfish.version import __version__
 
-SCHEMA = 1
 SAMPLES_SHOWN = 8
 
 
@@ -45,14 +31,14 @@ class Outcome:
     """A finished phase: its model, its rounds as recorded, and what a reader must know."""
 
     params: Params
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[Record]
     states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
     memo: Mapping[str, Scalar] = field(default_factory=dict)
     """What its last round remembered."""
     notes: Sequence[str] = ()
     not_honoured: Sequence[NotHonoured] = ()
     """Requests whose data is still in the model."""
-    history_bytes: int = 0
+    history_bytes: float = 0
     """Bytes that the server kept during the original training for this method."""
     preparation: Outcome | None = None
     """The method's own training, where it has one."""
@@ -63,7 +49,7 @@ class Diverged:
     """A phase that left the finite numbers: why, in words, and the rounds before."""
 
     cause: str
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[Record]
 
 
 def collect_evidence(
@@ -71,165 +57,181 @@ def collect_evidence(
     scenario: Scenario,
     outcomes: Mapping[str, Outcome | Diverged],
     evaluator: Evaluator,
-    engine: Engine,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    environment: results.Environment,
+) -> tuple[results.Result, results.Samples]:
     """Return the contents of ``result.json`` and of ``samples.json``."""
-    outcomes = {name: outcomes[name] for name in ("origin", *config.unlearning.methods)}
+    outcomes = {name: outcomes[name] for name in (ORIGIN, *config.unlearning.methods)}
     finished = {name: o.params for name, o in outcomes.items() if isinstance(o, Outcome)}
     on_test = {name: evaluator.logits(p, scenario.test) for name, p in finished.items()}
     on_removed: dict[str, Tensor] = {}
-    before: dict[str, Tensor] = {}
     if scenario.removed is not None:
         on_removed = {name: evaluator.logits(p, scenario.removed) for name, p in finished.items()}
-        before = {name: on_removed["origin"] for name in finished if name != "origin"}
-        for name, o in outcomes.items():
-            if isinstance(o, Outcome) and o.preparation is not None:
-                before[name] = evaluator.logits(o.preparation.params, scenario.removed)
-    finals = {name: evaluator.measure(params) for name, params in finished.items()}
-    if "retrain" in finals and finals["retrain"]["memory"] is not None:
-        finals["retrain"]["memory"] |= {"to_retrain": None, "finding": None}  # it is the yardstick
-    methods: dict[str, Any] = {}
+    methods = {}
     for name, outcome in outcomes.items():
-        rounds = [dict(record) for record in outcome.records]
+        rounds = list(outcome.records)
         if isinstance(outcome, Diverged):
-            methods[name] = {"diverged": outcome.cause, "rounds": rounds}
+            methods[name] = MethodResult(diverged=outcome.cause, rounds=rounds)
             continue
-        prepared = outcome.preparation
-        trained = [] if prepared is None else [_cost(record) for record in prepared.records]
-        kept = Cost(bytes_kept=max([outcome.history_bytes, *(c.bytes_kept for c in trained)]))
-        methods[name] = {
-            "final": finals[name],
-            "rounds": rounds,
-            "similarity": {
-                **_to_retrain(on_test[name], on_test.get("retrain")),
-                **_against_before(on_removed.get(name), before.get(name), scenario),
-            },
-            "cost": sum((_cost(record) for record in rounds), kept).as_dict(),
-            "notes": list(outcome.notes),
-            "not_honoured": [
-                {
-                    "client_id": lost.request.client_id,
-                    "kind": deletion_kind(lost.request),
-                    "reason": lost.reason,
-                }
+        before, own, training = on_removed.get(ORIGIN), outcome.preparation, None
+        kept = Cost(bytes_kept=outcome.history_bytes)
+        if own is not None:
+            spent = sum((record.cost for record in own.records), Cost())
+            kept += Cost(bytes_kept=spent.bytes_kept)
+            training = results.Training(final=evaluator.measure(own.params), cost=spent)
+            if scenario.removed is not None:
+                before = evaluator.logits(own.params, scenario.removed)
+        methods[name] = MethodResult(
+            final=evaluator.measure(outcome.params),
+            rounds=rounds,
+            similarity=results.Similarity(
+                **_to_retrain(name, on_test),
+                **({} if name == ORIGIN else _t_test(on_removed.get(name), before, scenario)),
+            ),
+            cost=sum((record.cost for record in rounds), kept),
+            notes=list(outcome.notes),
+            not_honoured=[
+                results.LostRequest(
+                    client_id=lost.request.client_id,
+                    kind=deletion_kind(lost.request),
+                    reason=lost.reason,
+                )
                 for lost in outcome.not_honoured
             ],
-        }
-        if prepared is not None:
-            methods[name]["training"] = {
-                "final": evaluator.measure(prepared.params),
-                "cost": sum(trained, Cost()).as_dict(),
-            }
-    _add_time_to_quality(methods, finals)
-    result = {
-        "schema": SCHEMA,
-        "config": config.to_dict(),
-        "environment": _environment(engine, evaluator.device),
-        "partition": _partition(scenario),
-        "deletion": _deletion(scenario),
-        "test_images": evaluator.test_images(),
-        "margins": {
-            "accuracy": ACCURACY_MARGIN,
-            "backdoor": BACKDOOR_MARGIN,
-            "memory": MEMORY_MARGIN,
-        },
-        "methods": methods,
-    }
+            training=training,
+        )
+    result = results.Result(
+        config=config.to_dict(),
+        environment=environment,
+        partition=_partition(scenario),
+        deletion=_deletion(scenario),
+        test_images=evaluator.test_images(),
+        methods=with_time_to_quality(methods),
+    )
     return result, _samples(scenario, on_removed)
 
 
-def _partition(scenario: Scenario) -> dict[str, Any]:
+def _partition(scenario: Scenario) -> results.Division:
     if scenario.partition is None:
-        return {"digest": None, "sizes": {}}
-    return {
-        "digest": scenario.partition.digest,
-        "sizes": {c: len(ids) for c, ids in scenario.partition.clients.items()},
-    }
+        return results.Division()
+    sizes = {client: len(ids) for client, ids in scenario.partition.clients.items()}
+    return results.Division(digest=scenario.partition.digest, sizes=sizes)
 
 
-def _add_time_to_quality(methods: dict[str, Any], finals: Mapping[str, Mapping[str, Any]]) -> None:
+def with_time_to_quality(methods: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
     """Add what each method spent until it was as good as retrain ended up, and the speed-up.
 
     Nothing is added where origin itself counts as having forgotten: the test tells nothing then.
     """
-    if "retrain" not in finals:
-        return
-    retrained = numbers(finals["retrain"])
-    if has_forgotten(numbers(finals["origin"]), retrained):
-        return
+    origin, retrained = methods[ORIGIN].final, methods.get(YARDSTICK, MethodResult()).final
+    if origin is None or retrained is None or has_forgotten(origin, retrained):
+        return dict(methods)
     times = {
-        name: time_to_quality(_last_stage(method["rounds"]), retrained)
+        name: time_to_quality(method.rounds, retrained)
         for name, method in methods.items()
-        if name != "origin" and "final" in method
+        if name != ORIGIN and method.final is not None
     }
-    slow = times["retrain"]
-    for name, fast in times.items():
-        methods[name]["time_to_quality"] = fast
-        methods[name]["speed_up"] = (
-            None if fast is None or slow is None else slow["seconds"] / fast["seconds"]
-        )
-
-
-def _last_stage(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rounds since the last deletion request arrived."""
-    return [record for record in rounds if record["stage"] == rounds[-1]["stage"]]
-
-
-def _to_retrain(logits: Tensor, retrain: Tensor | None) -> dict[str, float | None]:
-    """Compare predictions on the test data with those of retraining."""
-    if retrain is None:
-        return {"jsd": None, "jsd_distance": None, "l2": None}
     return {
-        "jsd": jsd(logits, retrain),
-        "jsd_distance": jsd_distance(logits, retrain),
-        "l2": l2(logits, retrain),
+        name: method.model_copy(
+            update={
+                "quality_tested": name in times,
+                "time_to_quality": times.get(name),
+                "speed_up": speed_up(times[YARDSTICK], times.get(name)),
+            }
+        )
+        for name, method in methods.items()
     }
 
 
-def _against_before(
+def speed_up(slow: Spent | None, fast: Spent | None) -> float | None:
+    """Return how many times sooner ``fast`` was there; None where one of them never was."""
+    return None if slow is None or fast is None else slow.seconds / fast.seconds
+
+
+def time_to_quality(rounds: Sequence[Record], retrained: Measures) -> Spent | None:
+    """Return what was spent up to the first round that is as good as ``retrained``, or None.
+
+    As good means: accuracy within a margin of retrain's final one, and the removed data forgotten
+    (:func:`has_forgotten`). It counts since the last deletion request arrived.
+    """
+    spent = Cost()
+    for record in rounds:
+        if record.stage < rounds[-1].stage:
+            continue
+        spent += record.cost
+        accurate = record.accuracy >= retrained.accuracy - MARGINS.accuracy
+        if accurate and has_forgotten(record, retrained):
+            return Spent(
+                round=record.round, seconds=spent.seconds, steps=spent.steps, samples=spent.samples
+            )
+    return None
+
+
+def has_forgotten(scores: Measures, retrained: Measures) -> bool:
+    """Say whether no test tells a model from retrain's final one as one that knows the data.
+
+    The tests are those that the run has: what the trigger adds, the accuracy on a removed class,
+    and the memory gap, whose difference to retrain's must not count as *remembers*. Retrain's own
+    rounds have no such difference: retrain never saw the data.
+    """
+    for ours, floor in (
+        (scores.trigger_adds, retrained.trigger_adds),
+        (scores.class_known, retrained.class_known),
+    ):
+        if ours is not None and floor is not None and ours > floor + MARGINS.backdoor:
+            return False
+    return scores.apart is None or scores.apart.finding != "remembers"
+
+
+def _to_retrain(name: str, on_test: Mapping[str, Tensor]) -> dict[str, float]:
+    """Compare predictions on the test data with those of retraining; not retrain with itself."""
+    if YARDSTICK not in on_test or name == YARDSTICK:
+        return {}
+    both = on_test[name], on_test[YARDSTICK]
+    return {"jsd": jsd(*both), "jsd_distance": jsd_distance(*both), "l2": l2(*both)}
+
+
+def _t_test(
     after: Tensor | None, before: Tensor | None, scenario: Scenario
 ) -> dict[str, float | None]:
     """Test whether confidence in the trained label of the removed samples has changed.
 
-    ``before`` is the model that the method began from: origin, or its own training. Where some
+    ``before`` is of the model that the method began from: origin, or its own training. Where some
     samples carry the trigger the test is on those.
     """
     poisoned = scenario.poisoned
     tested = poisoned if bool(poisoned.any()) else ~poisoned
     if after is None or before is None or scenario.removed is None or int(tested.sum()) < 2:
-        return {"t_test_p": None, "effect_size": None}
+        return {}
     labels = scenario.removed.labels.cpu()[tested]
     test = welch(confidence(after[tested], labels), confidence(before[tested], labels))
     return {"t_test_p": test.p, "effect_size": test.effect_size}
 
 
-def _cost(record: Mapping[str, Any]) -> Cost:
-    return Cost(**{name: record.get(name, 0) for name in Cost().as_dict()})
-
-
-def _deletion(scenario: Scenario) -> dict[str, Any]:
-    backdoor = scenario.backdoor
-    keys = ("removed_samples", "clean_samples", "training_samples", "rate_percent")
-    known: dict[str, Any] = dict.fromkeys(keys)
+def _deletion(scenario: Scenario) -> results.Deletion:
+    backdoor, known = scenario.backdoor, {}
     if scenario.partition is not None and scenario.removed is not None:
         total = sum(len(ids) for ids in scenario.partition.clients.values())
-        removed, clean = len(scenario.removed), int((~scenario.poisoned).sum())
-        known = dict(zip(keys, (removed, clean, total, 100 * removed / total), strict=True))
-    return {
-        "requests": [
-            {
-                "client_id": r.client_id,
-                "samples": _asked_for(r, scenario),
-                "kind": deletion_kind(r),
-            }
-            for r in scenario.requests
+        known = {
+            "removed_samples": len(scenario.removed),
+            "clean_samples": int((~scenario.poisoned).sum()),
+            "training_samples": total,
+            "rate_percent": 100 * len(scenario.removed) / total,
+        }
+    return results.Deletion(
+        requests=[
+            results.Request(
+                client_id=request.client_id,
+                kind=deletion_kind(request),
+                samples=_asked_for(request, scenario),
+                class_label=request.class_label,
+            )
+            for request in scenario.requests
         ],
+        removed_classes=removed_classes(scenario),
+        backdoor=backdoor
+        and results.Backdoor(target=backdoor.target, source=backdoor.source, size=backdoor.size),
         **known,
-        "removed_classes": removed_classes(scenario),
-        "backdoor": None
-        if backdoor is None
-        else {"target": backdoor.target, "source": backdoor.source, "size": backdoor.size},
-    }
+    )
 
 
 def _asked_for(request: DeletionRequest, scenario: Scenario) -> int | None:
@@ -246,47 +248,45 @@ def _asked_for(request: DeletionRequest, scenario: Scenario) -> int | None:
     return len(labels) if request.class_label is None else labels.count(request.class_label)
 
 
-def _environment(engine: Engine, device: str) -> dict[str, Any]:
-    return {
-        "goldfish": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "threads": torch.get_num_threads(),
-        "workers": engine.workers,
-        "client_threads": engine.threads,
-    }
+def environment(
+    engine: Engine, machine: Machine, before: Sequence[Mapping[str, Scalar]]
+) -> results.Environment:
+    """Return where a run is computed; ``before`` are the machines that it was on earlier."""
+    return results.Environment(
+        goldfish=__version__,
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu_count=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        workers=engine.workers,
+        client_threads=engine.threads,
+        machines_before=[{name: str(value) for name, value in facts.items()} for facts in before],
+        **{name: str(value) for name, value in machine.facts.items()},
+    )
 
 
-def _samples(scenario: Scenario, on_removed: Mapping[str, Tensor]) -> dict[str, Any]:
+def _samples(scenario: Scenario, on_removed: Mapping[str, Tensor]) -> results.Samples:
     """Return a few removed samples, spread over all of them, with each model's prediction."""
-    removed = scenario.removed
-    count = 0 if removed is None else len(removed)
-    shown = torch.linspace(0, count - 1, min(SAMPLES_SHOWN, count)).round().long().tolist()
-    certainty = {name: logits.softmax(-1).max(-1) for name, logits in on_removed.items()}
-    return {
-        "class_names": list(scenario.class_names),
-        "samples": [
-            {
-                "id": removed.ids[i],
-                "client_id": scenario.holders[i],
-                "label": int(removed.labels[i]),
-                "true_label": scenario.true_labels[i],
-                "png": _png(removed.images[i].cpu()),
-                "predictions": {
-                    name: {
-                        "label": int(best.indices[i]),
-                        "confidence": float(best.values[i]),
-                    }
-                    for name, best in certainty.items()
+    removed, shown = scenario.removed, []
+    if removed is not None:
+        last = len(removed) - 1
+        places = torch.linspace(0, last, min(SAMPLES_SHOWN, len(removed))).round().long().tolist()
+        best = {name: logits.softmax(-1).max(-1) for name, logits in on_removed.items()}
+        shown = [
+            results.Sample(
+                id=removed.ids[i],
+                client_id=scenario.holders[i],
+                label=int(removed.labels[i]),
+                true_label=scenario.true_labels[i],
+                png=_png(removed.images[i].cpu()),
+                predictions={
+                    name: results.Prediction(label=int(b.indices[i]), confidence=float(b.values[i]))
+                    for name, b in best.items()
                 },
-            }
-            for i in shown
-            if removed is not None
-        ],
-    }
+            )
+            for i in places
+        ]
+    return results.Samples(class_names=list(scenario.class_names), samples=shown)
 
 
 def _png(image: Tensor) -> str:

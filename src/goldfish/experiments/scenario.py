@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from goldfish.data import (
@@ -31,6 +32,7 @@ from goldfish.store import write_whole
 from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory, Scalar
 
 PARTITION, REQUESTS = "partition.json", "requests.json"
+PUT_BACK = "Put it back from a backup, or start the run anew with another --out."
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
             f"Runs need images (channels, height, width); {data.name} has {data.image_shape}."
         )
     if run is not None and filed is not None:
-        partition = partitions.explicit(run / PARTITION)
+        partition = _read_partition(run)
     else:
         partition = _partition(config, data.train)
     backdoor = None
@@ -454,13 +456,21 @@ def _read_filed(run: Path) -> _Filed | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text())
-        stages = [[DeletionRequest(**entry) for entry in stage] for stage in content["stages"]]
-        return _Filed(stages, dict(content["holders"]), list(content["poisoned"]))
-    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        return TypeAdapter(_Filed).validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValidationError, ConfigError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise StoreError(
-            f"{path} cannot be read ({error}). It says who asked for what: put it back from a "
-            "backup, or start the run anew."
+            f"{path}, which says who asked for what, cannot be read ({why}). {PUT_BACK}"
+        ) from error
+
+
+def _read_partition(run: Path) -> Partition:
+    """Return what a run directory says of who holds what."""
+    try:
+        return partitions.explicit(run / PARTITION)
+    except DataError as error:
+        raise StoreError(
+            f"{run / PARTITION}, which says who holds what, cannot be read: {error} {PUT_BACK}"
         ) from error
 
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from goldfish.evaluation import paired_p
 from goldfish.experiments.config import Config
-from goldfish.experiments.evaluator import memory_finding
-from goldfish.experiments.runner import Progress, run_experiment
+from goldfish.experiments.evidence import speed_up
+from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
-from goldfish.store import RunDirectory, write_whole
+from goldfish.results import (
+    METRICS,
+    YARDSTICK,
+    MethodResult,
+    Metric,
+    Part,
+    Progress,
+    Record,
+    Result,
+    Similarity,
+    Spread,
+)
+from goldfish.store import RESULT, RunDirectory, write_whole
 
-SPREAD = ("accuracy", "backdoor_success", "memory_gap")
-"""Final scores whose spread over the seeds is reported."""
+P = TypeVar("P", bound=Part)
 
 
 def run_seeds(
@@ -37,117 +47,107 @@ def run_seeds(
     seeds = [config.seed + number for number in range(count)]
     # What cannot run leaves no directory behind; what goes on has stored what was asked for.
     build_scenario(config, machine, out / f"seed-{seeds[0]}" if resume else None)
-    top = RunDirectory.open(out, f"# seeds = {seeds}\n{config.to_toml()}", resume=resume)
+    text = f"# seeds = {seeds}\n{config.to_toml()}"
     results = []
-    for seed in seeds:
-        place = out / f"seed-{seed}"
-        steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
-        for step in steps:
-            yield replace(step, phase=f"{step.phase} #{seed}")
-        results.append(json.loads((place / "result.json").read_text()))
-    write_whole(out / "samples.json", (out / f"seed-{seeds[0]}" / "samples.json").read_text())
-    top.write_json("result.json", combine_results(results, seeds))
+    with RunDirectory.open(out, text, resume=resume) as top:
+        for seed in seeds:
+            place = out / f"seed-{seed}"
+            steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
+            for step in steps:
+                yield step.model_copy(update={"phase": f"{step.phase} #{seed}"})
+            results.append(Result.read(place / RESULT))
+        write_whole(out / "samples.json", (out / f"seed-{seeds[0]}" / "samples.json").read_text())
+        top.write_json(RESULT, combine_results(results, seeds).model_dump())
 
 
-def combine_results(results: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+def combine_results(results: Sequence[Result], seeds: Sequence[int]) -> Result:
     """Return one result whose numbers are means over those of several seeds, with their spread."""
-    names = list(results[0]["methods"])
+    retrained = [result.retrain for result in results]
     methods = {
-        name: _combine_method([r["methods"] for r in results], name, seeds) for name in names
+        name: _combine(
+            [result.methods[name] for result in results],
+            seeds,
+            [] if name == YARDSTICK else retrained,
+        )
+        for name in results[0].methods
     }
-    slow = (methods.get("retrain", {}).get("time_to_quality") or {}).get("seconds")
-    for method in methods.values():
-        fast = (method.get("time_to_quality") or {}).get("seconds")
-        method["speed_up"] = slow / fast if slow and fast else None
-    return {**results[0], "seeds": list(seeds), "methods": methods}
+    slow = methods.get(YARDSTICK, MethodResult()).time_to_quality
+    for name, method in methods.items():
+        factor = speed_up(slow, method.time_to_quality)
+        methods[name] = method.model_copy(update={"speed_up": factor})
+    return results[0].model_copy(update={"seeds": list(seeds), "methods": methods})
 
 
-def _combine_method(
-    runs: Sequence[Mapping[str, Any]], name: str, seeds: Sequence[int]
-) -> dict[str, Any]:
-    own = [run[name] for run in runs]
-    diverged = [
-        f"seed {seed}: {method['diverged']}"
-        for seed, method in zip(seeds, own, strict=True)
-        if "diverged" in method
-    ]
+def _combine(
+    own: Sequence[MethodResult], seeds: Sequence[int], retrained: Sequence[MethodResult]
+) -> MethodResult:
+    pairs = list(zip(seeds, own, strict=True))
+    diverged = [f"seed {seed}: {one.diverged}" for seed, one in pairs if one.diverged]
     if diverged:
-        return {"diverged": " ".join(diverged), "rounds": []}
-    combined: dict[str, Any] = {
-        **own[0],
-        **{key: _mean([m[key] for m in own]) for key in ("similarity", "cost")},
-        "final": _mean_scores([m["final"] for m in own]),
-        "rounds": _combine_rounds([m["rounds"] for m in own]),
-        "spread": _spread(runs, name),
-        "not_honoured": [
-            {**request, "reason": f"seed {seed}: {request['reason']}"}
-            for seed, method in zip(seeds, own, strict=True)
-            for request in method.get("not_honoured", ())
+        return MethodResult(diverged=" ".join(diverged))
+    return MethodResult(
+        final=mean([one.final for one in own]),
+        rounds=_combine_rounds([one.rounds for one in own]),
+        similarity=mean([one.similarity for one in own]) or Similarity(),
+        cost=mean([one.cost for one in own]),
+        quality_tested=any(one.quality_tested for one in own),
+        time_to_quality=mean([one.time_to_quality for one in own]),
+        notes=own[0].notes,
+        not_honoured=[
+            lost.model_copy(update={"reason": f"seed {seed}: {lost.reason}"})
+            for seed, one in pairs
+            for lost in one.not_honoured
         ],
-    }
-    if any("time_to_quality" in m for m in own):
-        combined["time_to_quality"] = _mean([m.get("time_to_quality") for m in own])
-    if "training" in own[0]:
-        combined["training"] = {
-            "final": _mean_scores([m["training"]["final"] for m in own]),
-            "cost": _mean([m["training"]["cost"] for m in own]),
-        }
-    return combined
+        training=mean([one.training for one in own]),
+        spread={metric.key: _spread(metric, own, retrained) for metric in METRICS if metric.spread},
+    )
 
 
-def _mean_scores(finals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Average final scores; what they show of memory follows from the means."""
-    mean: dict[str, Any] = _mean(finals)
-    memory = mean.get("memory")
-    if memory is not None and memory["finding"] is not None:
-        memory["finding"] = memory_finding(memory)
-    return mean
-
-
-def _combine_rounds(all_rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def _combine_rounds(all_rounds: Sequence[Sequence[Record]]) -> list[Record]:
     """Average round by round, as far as all seeds have it."""
+    keys = [metric.key for metric in METRICS if metric.chart and metric.spread]
     rounds = []
     for same in zip(*all_rounds, strict=False):
-        record = _mean([{k: v for k, v in r.items() if k != "failures"} for r in same])
-        for name in SPREAD:
-            record[f"{name}_std"] = _deviation([r[name] for r in same])
-        record["failures"] = [failure for r in same for failure in r["failures"]]
-        rounds.append(record)
+        stds = {key: _deviation([getattr(record, key) for record in same]) for key in keys}
+        more = {
+            "failures": [failure for record in same for failure in record.failures],
+            "absent": list(dict.fromkeys(name for record in same for name in record.absent)),
+            "std": {key: std for key, std in stds.items() if std is not None},
+        }
+        numbers = _mean([record.model_dump(exclude=set(more)) for record in same])
+        rounds.append(Record(**numbers, **more))
     return rounds
 
 
-def _spread(runs: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    values = {key: [run[name]["final"][key] for run in runs] for key in SPREAD}
-    values["seconds"] = [run[name]["cost"]["seconds"] for run in runs]
-    reached = [run[name].get("time_to_quality") for run in runs]
-    values["time_to_quality"] = [None if one is None else one["seconds"] for one in reached]
-    compared = name != "retrain" and all("final" in run.get("retrain", {}) for run in runs)
-    spread = {}
-    for key, own in values.items():
-        p = None
-        if compared and key in SPREAD and None not in own:
-            p = paired_p(own, [run["retrain"]["final"][key] for run in runs])
-        spread[key] = {
-            "mean": _mean(own),
-            "std": _deviation(own),
-            "values": own,
-            "p_vs_retrain": p,
-        }
-    return spread
+def _spread(
+    metric: Metric, own: Sequence[MethodResult], retrained: Sequence[MethodResult]
+) -> Spread:
+    values, theirs = ([metric.of(one) for one in side] for side in (own, retrained))
+    ours, floor = ([v for v in side if v is not None] for side in (values, theirs))
+    compared = metric.spread == "paired" and len(ours) == len(floor) == len(values)
+    return Spread(
+        mean=_mean(values),
+        std=_deviation(values),
+        values=values,
+        p_vs_retrain=paired_p(ours, floor) if compared else None,
+    )
+
+
+def mean(parts: Sequence[P | None]) -> P | None:
+    """Average the numbers of equal parts of several results; None where one of them is missing."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return type(known[0]).model_validate(_mean([part.model_dump() for part in known]))
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Average numbers, or what is built of numbers; None where one of them is missing.
-
-    Of words the first is taken.
-    """
+    """Average numbers, or what is built of numbers; None where one of them is missing."""
     first = values[0]
     if any(value is None for value in values):
         return None
-    if isinstance(first, str):
-        return first
     if isinstance(first, Mapping):
-        return {key: _mean([value.get(key) for value in values]) for key in first}
+        return {key: _mean([value[key] for value in values]) for key in first}
     if isinstance(first, list):
         return [_mean(same) for same in zip(*values, strict=True)]
     return statistics.fmean(values)

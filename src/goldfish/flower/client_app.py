@@ -99,6 +99,8 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         client = client_of(task, setup, state, node)
         if setup.dataset is None:
             store.bury(client.id, removal.to_remember(client))
+        if task.step not in filing.STEPS:
+            node.check_samples(len(client.retained))
         update = carry_out(task, setup, client, node)
         return wire.encode_answer(store.commit(order, update, state))
 
@@ -115,6 +117,7 @@ def carry_out(task: Task, setup: ClientSetup, client: Client, node: Node) -> Upd
     if task.step not in STEPS:
         hint = "Server and client need the same version of Goldfish."
         raise ConfigError(unknown("step", task.step, STEPS, hint))
+    node.check_model(setup.model.name)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
     purpose = (str(task.config.get("round")), task.client_id)
     with seeded_globally(int(task.config["seed"]), *purpose), workspace.active():

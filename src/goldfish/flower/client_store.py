@@ -32,6 +32,7 @@ from goldfish.errors import StoreError
 from goldfish.flower.wire import Answer, Received
 from goldfish.params import digest, num_bytes
 from goldfish.store import write_whole
+from goldfish.store.files import sync_folder
 from goldfish.types import ClientState, Params, Update
 
 DATABASE = "client.sqlite"
@@ -71,25 +72,22 @@ def store_id(path: Path) -> str:
 
 
 def _private(path: Path, *, folder: bool = False) -> Path:
-    """Return a file or folder that exists and is its owner's alone, whoever made what it lies in.
-
-    A service manager makes a state-dir that others can look into.
-    """
+    """Return a file or folder that exists and is its owner's alone, whoever made it before."""
     if folder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     else:
         path.touch(mode=0o600)
-    if path.stat().st_mode & 0o077:  # of an earlier version
+    if path.stat().st_mode & 0o077:  # of an earlier version, or of a service manager
         path.chmod(0o700 if folder else 0o600)
     return path
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _private(path, folder=True)
         _private(path / DATABASE)  # what SQLite writes beside it takes after it
         db = sqlite3.connect(path / DATABASE, timeout=60, isolation_level=None)
-        db.executescript(f"PRAGMA synchronous = FULL; {_TABLES}")
+        db.executescript(f"PRAGMA synchronous = EXTRA; {_TABLES}")
         schema = _about(db, "schema", str(SCHEMA))
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"The state-dir {path} cannot be used: {error}.") from error
@@ -135,7 +133,7 @@ class ClientStore:
 
     def __enter__(self) -> Self:
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _private(self.path, folder=True)
             _private(self._files, folder=True)
             self._lock = _private(self.path / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -155,7 +153,7 @@ class ClientStore:
 
     def keep(self, order: Received) -> list[str]:
         """Keep the constants that came with an order; return the digests of those still missing."""
-        now = time.time()
+        now = self._now()
         for name, params in order.sent.items():
             self._write(name, params)
         with self._transaction():
@@ -205,7 +203,7 @@ class ClientStore:
         )
 
     def tombstones(self, client_id: str) -> list[str]:
-        """Return the samples that the client was once asked to remove: oldest first, then by name."""
+        """Return the samples that the client was asked to remove: oldest first, then by name."""
         query = "SELECT sample FROM tombstones WHERE client = ? ORDER BY at, sample"
         return [sample for (sample,) in self._db.execute(query, [client_id])]
 
@@ -313,7 +311,7 @@ class ClientStore:
 
     def _prune(self, moment: _Moment, order: Received) -> None:
         """Forget what nobody will ask for: disks do not fill."""
-        now = time.time()
+        now = self._now()
         self._db.execute("REPLACE INTO runs VALUES (?, ?)", [moment.run, now])
         for table in ("answers", "cache"):
             self._db.execute(
@@ -338,6 +336,12 @@ class ClientStore:
             if path.stem not in named:
                 path.unlink()
 
+    def _now(self) -> float:
+        """Return the time; after a clock was set back, a moment after all that was used before."""
+        query = "SELECT MAX(used) FROM (SELECT used FROM runs UNION ALL SELECT used FROM kept)"
+        (last,) = self._db.execute(query).fetchone()
+        return max(time.time(), (last or 0.0) + 0.001)
+
     def _use(self, name: str, text: str | None, now: float) -> None:
         self._db.execute("REPLACE INTO kept VALUES (?, ?, ?)", [name, text, now])
 
@@ -353,7 +357,9 @@ class ClientStore:
 
     def _write_new(self, name: str, params: Params) -> None:
         """Write a file unless there is one already that is not damaged."""
-        if not self._readable(name):
+        if self._readable(name):
+            sync_folder(self._files)  # whoever wrote it may have been killed before he did that
+        else:
             self._write(name, params)
 
     def _readable(self, name: str) -> bool:

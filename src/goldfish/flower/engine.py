@@ -18,7 +18,7 @@ from goldfish.errors import ConfigError, WireError
 from goldfish.federation.settings import FlowerSettings
 from goldfish.federation.spool import Spool, keep
 from goldfish.flower import wire
-from goldfish.training.workspace import MEMBERS, count_members
+from goldfish.training.workspace import MEMBERS, ensemble_size
 from goldfish.types import (
     ClientStep,
     Failure,
@@ -386,7 +386,7 @@ def _misfit(params: Params, sent: Params) -> str:
 
     Of an ensemble a client may return fewer members: one whose shard is empty is not there.
     """
-    count = count_members(sent) and count_members(params)
+    count = ensemble_size(sent) and ensemble_size(params)
     members = tuple(f"{MEMBERS}{place}." for place in range(count))
     like = {n: t for n, t in sent.items() if not members or n.startswith(members)}
     for name in {**like, **params}:

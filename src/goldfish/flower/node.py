@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from goldfish.errors import ConfigError
+from goldfish.errors import ConfigError, DataError
 from goldfish.types import Scalar
 
 KNOWN = {
@@ -16,9 +16,13 @@ KNOWN = {
     "state-dir": "a folder that outlives restarts, for what the client keeps",
     "data-dir": "where the datasets are; by default $GOLDFISH_DATA",
     "data": "npz or image-folder: this node has data of its own, at path",
-    "path": "where the data (npz, image-folder) lies on this machine",
+    "path": "where the data (npz, image-folder) lies on this machine; no other is ever read",
+    "models": "factories of one's own that may be called here: package.module:factory, by spaces",
+    "min-samples": "the fewest samples that the node learns from, where it has data of its own",
     "device": "cpu or cuda",
 }
+MIN_SAMPLES = 10
+"""By default a node with data of its own learns from no fewer samples than these."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Node:
     data_dir: Path | None = None
     data: str | None = None
     path: Path | None = None
+    models: tuple[str, ...] = ()
+    """The factories of one's own that a server may name."""
+    min_samples: int = MIN_SAMPLES
     device: str = "cpu"
 
     @classmethod
@@ -43,16 +50,50 @@ class Node:
                 'node-config: state-dir is missing: state-dir="/var/lib/goldfish" or so, a folder '
                 "that outlives restarts."
             )
+        texts = ("client-id", "state-dir", "data-dir", "data", "path", "models", "device")
+        for name in texts:
+            value = config.get(name, "-")
+            if not isinstance(value, str) or not value or "\0" in value:
+                raise ConfigError(f'node-config: {name} is {value!r}; a text was expected: "...".')
         if "data" in config and "path" not in config:
             raise ConfigError(f"node-config: data={config['data']!r} needs path, where it lies.")
+        fewest = config.get("min-samples", MIN_SAMPLES)
+        if type(fewest) is not int or fewest < 0:
+            raise ConfigError(f"node-config: min-samples is {fewest!r}; a whole number from 0 on.")
         return cls(
             _client_id(config),
             Path(str(config["state-dir"])),
             None if "data-dir" not in config else Path(str(config["data-dir"])),
             None if "data" not in config else str(config["data"]),
             None if "path" not in config else Path(str(config["path"])),
+            tuple(str(config.get("models", "")).split()),
+            fewest,
             str(config.get("device", "cpu")),
         )
+
+    def check_model(self, name: str) -> None:
+        """Raise where a server names a model that this node does not allow.
+
+        A model of one's own is code: it is called with options of the server's.
+        """
+        if ":" in name and name not in self.models:
+            raise ConfigError(
+                f"{self.client_id} builds Goldfish's own models only, and those that its "
+                f'node-config allows; {name!r} is none of them. Its owner allows it with models="'
+                f'{name}".'
+            )
+
+    def check_samples(self, count: int) -> None:
+        """Raise where a task leaves so few samples that what is learnt would show them.
+
+        With none left there is nothing to show.
+        """
+        if self.data is not None and 0 < count < self.min_samples:
+            raise DataError(
+                f"{self.client_id} learns from no fewer than {self.min_samples} samples "
+                f"(min-samples in its node-config), and this task leaves {count}: an update from "
+                "so few gives them away."
+            )
 
 
 def _client_id(config: Mapping[str, Scalar]) -> str:

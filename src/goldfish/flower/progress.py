@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from goldfish.errors import StoreError
+
 LOG = "flower.jsonl"
 LOCK = "flower.lock"
 
@@ -38,7 +40,7 @@ def is_at_work(run_dir: Path) -> bool:
 def last_process(run_dir: Path) -> int | None:
     """Return the process id of the server app that was the last to start there."""
     entries, _ = read_lines(run_dir / LOG, 0)
-    started = [int(entry["started"]) for entry in entries if "started" in entry]
+    started = [entry["started"] for entry in entries if type(entry.get("started")) is int]
     return started[-1] if started else None
 
 
@@ -83,4 +85,13 @@ def read_lines(path: Path, place: int) -> tuple[list[dict[str, Any]], int]:
         file.seek(place)
         text = file.read()
     whole = text[: text.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], place + len(whole)
+    entries = []
+    for line in whole.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if not isinstance(entry, dict):
+            raise StoreError(f"{path} has a line that no server app writes. Delete the file.")
+        entries.append(entry)
+    return entries, place + len(whole)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from flwr.app import Context
@@ -45,13 +44,14 @@ def main(grid: Grid, context: Context) -> None:
     config = _config(settings, run_dir)
     if not (run_dir / CONFIG).exists():
         check_experiment(config, machine)
-        RunDirectory.open(run_dir, config.to_toml(), resume=False)
+        with RunDirectory.open(run_dir, config.to_toml(), resume=False):
+            pass  # who follows it finds the directory
     # A finished run has nothing to ask of anybody, and must not wait for nodes that are gone.
     engine = engine_on(grid, config, greet=not (run_dir / RESULT).exists())
     token = str(settings.get("token") or "")
     with alone_in(run_dir), ProgressLog(run_dir, token) as log:
         for step in run_experiment(config, run_dir, machine, resume=True, engine=engine):
-            log.write(asdict(step))
+            log.write(step.model_dump())
             logger.info("%s: round %d of %d", step.phase, step.round, step.rounds)
 
 

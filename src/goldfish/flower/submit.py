@@ -25,22 +25,25 @@ import tomli_w
 
 from goldfish import errors
 from goldfish.data.sources import ENVIRONMENT_VARIABLE
-from goldfish.errors import ConfigError, GoldfishError, StoreError
+from goldfish.errors import ConfigError, DeploymentError, GoldfishError, StoreError
 from goldfish.experiments.config import Config, load_config
-from goldfish.experiments.runner import Progress, check_experiment
+from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower.app_folder import write_app_folder
 from goldfish.flower.ops.processes import end_as_usual
 from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
-from goldfish.store import CONFIG, RunDirectory, write_whole
+from goldfish.results import Progress
+from goldfish.store import CONFIG, RunDirectory, claim, write_whole
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
 CONNECTION = "goldfish"
 """The name under which Flower's own configuration knows the SuperLink."""
-FLWR = (sys.executable, "-m", "flwr.cli.app")
-"""Flower's command line, of the installation that runs here."""
+FLWR = (sys.executable, "-P", "-m", "flwr.cli.app")
+"""Flower's command line, of the installation that runs here and not of the current folder."""
 FLOWER_LOG = "flower.log"
+SUBMIT_LOCK = "submit.lock"
+"""Held by the one command that follows a run."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -54,6 +57,8 @@ ENDING_FOR = 30.0
 """Seconds that a server app which was stopped may take to end before another one starts."""
 NUMBERED_AFTER = 10.0
 """Seconds in which Flower says the number of a run that is to be stopped at once."""
+STOPPED_AFTER = 60.0
+"""Seconds in which a SuperLink says whether it stopped a run."""
 STARTED_AFTER = 60.0
 """Seconds after which a run whose server app has not started is worth a word."""
 
@@ -95,9 +100,10 @@ def run_on_flower(
     if resume:
         _wait_until_left(out, ENDING_FOR)
         _adopt_settings(config, out)
-    RunDirectory.open(out, config.to_toml(), resume=resume)
+    with RunDirectory.open(out, config.to_toml(), resume=resume):
+        lock = claim(out / SUBMIT_LOCK)
     data_dir = machine.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
+    with lock, tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
         submission = Submission(Path(temporary), config.flower, out, tell)
         try:
             submission.start(
@@ -158,8 +164,10 @@ class Submission:
         self._over = False
         self._run: str | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        write_whole(folder / "home" / "config.toml", connection(settings))
-        self._environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder / "home")}
+        self._home = folder / "home"
+        """Where Flower's command line runs: no folder there can be mistaken for an app."""
+        write_whole(self._home / "config.toml", connection(settings))
+        self._environment = {**os.environ, **QUIET, "FLWR_HOME": str(self._home)}
 
     def start(self, settings: Mapping[str, Any]) -> None:
         """Submit the app, and have what it logs written to the run directory."""
@@ -172,6 +180,7 @@ class Submission:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                cwd=self._home,
                 start_new_session=True,  # Ctrl-C is ours to pass on
                 preexec_fn=end_as_usual,
             )
@@ -185,7 +194,7 @@ class Submission:
             entries = self._own_entries()
             for entry in entries:
                 if "phase" in entry:
-                    yield Progress(**entry)
+                    yield Progress.model_validate(entry)
                 elif "error" in entry:
                     self._over = True
                     raise error_named(entry["error"], entry["message"])
@@ -201,14 +210,24 @@ class Submission:
                 time.sleep(POLL)
 
     def stop(self) -> None:
-        """End the Flower run if it is still going, and the child process with it."""
+        """End the Flower run if it is still going, and the child process with it.
+
+        A run that goes on is an error: nobody must take it for stopped.
+        """
         if self._child is None:
             return
         try:
             if not self._over:
                 self._await_number(self._child)
             if not self._over and self._run is not None:
-                self._ask("stop", self._run, CONNECTION)
+                stopped = self._ask("stop", self._run, CONNECTION)
+                if stopped.returncode != 0 and self._going():
+                    said = " ".join((stopped.stdout + stopped.stderr).split())[-500:]
+                    raise DeploymentError(
+                        f"The Flower run {self._run} could not be stopped and may go on. Flower "
+                        f"says: {said or 'nothing'}. Stop it on the server with: flwr stop "
+                        f"{self._run}"
+                    )
         finally:
             if self._child.poll() is None:
                 self._child.terminate()
@@ -281,14 +300,19 @@ class Submission:
         return " ".join(text.split())[-500:] or "nothing"
 
     def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # noqa: S603 (our own arguments)
-            [*FLWR, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=self._environment,
-            check=False,
-        )
+        try:
+            return subprocess.run(  # noqa: S603 (our own arguments)
+                [*FLWR, *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=self._environment,
+                cwd=self._home,
+                timeout=STOPPED_AFTER,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            return subprocess.CompletedProcess(late.cmd, 1, "", str(late))
 
 
 def connection(settings: FlowerSettings) -> str:

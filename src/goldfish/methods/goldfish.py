@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from torch import Tensor, nn
-
 from goldfish.errors import ConfigError
 from goldfish.methods.method import WEIGHTS, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
@@ -24,9 +22,10 @@ from goldfish.methods.steps import (
     teacher_of,
     transform_of,
 )
-from goldfish.params import digest, params_of
+from goldfish.params import digest
 from goldfish.settings import Settings, TrainingSettings
 from goldfish.training.fit import Fitted
+from goldfish.training.teacher import Teacher
 from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
@@ -173,13 +172,10 @@ def _retrain(
     settings = GoldfishSettings.from_task(task.config)
     student = workspace.load("student", start)
     transform = transform_of(training)
-    teacher: Tensor | nn.Module
     if settings.mu_d > 0:
-        teacher, asked = teacher_of(
-            task, client, workspace, "teacher", retained, transform, *purpose
-        )
+        teacher = teacher_of(task, client, workspace, "teacher", retained, transform, *purpose)
     else:
-        teacher, asked = workspace.load("teacher", task.constants["teacher"]), 0
+        teacher = Teacher(workspace.load("teacher", task.constants["teacher"]).module)
     fitted = retrain_student(
         student,
         teacher,
@@ -192,8 +188,7 @@ def _retrain(
         removed_generator=task_generator(task, "removed", *purpose),
         transform=transform,
     )
-    looked = asked + fitted.teacher_samples
-    return params_of(student), replace(fitted, teacher_samples=looked)
+    return student.params(), fitted
 
 
 def needs_askers(plan: Plan, settings: Settings) -> bool:

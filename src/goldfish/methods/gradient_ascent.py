@@ -34,7 +34,7 @@ from goldfish.methods.steps import (
     task_learning_rate,
     transform_of,
 )
-from goldfish.params import distance, params_of
+from goldfish.params import distance
 from goldfish.settings import Count, Positive, Settings, TrainingSettings
 from goldfish.training.batches import Batch, plain_batches
 from goldfish.training.fit import fit
@@ -94,8 +94,8 @@ def _ascent_round(plan: Plan, original: Params, settings: GradientAscentSettings
 def _reach(plan: Plan) -> float:
     """Return the distance between the weights of the old and the fresh model, without buffers."""
     original = cast("Params", plan.original)
-    model = LocalWorkspace(plan.federation.model).load("old", original)
-    weights = [name for name, _ in model.named_parameters()]
+    module = LocalWorkspace(plan.federation.model).load("old", original).module
+    weights = [name for name, _ in module.named_parameters()]
     return distance({n: original[n] for n in weights}, plan.fresh)
 
 
@@ -111,17 +111,15 @@ def ascend_step(task: Task, client: Client, workspace: Workspace) -> Update:
     fitted = fit(
         model,
         len(client.removed),
-        plain_batches(
-            client.removed, next(model.parameters()).device, order, transform_of(training)
-        ),
+        plain_batches(client.removed, model.device, order, transform_of(training)),
         ascent_objective,
         training.model_copy(update={"local_epochs": settings.ascent_epochs}),
         learning_rate=task_learning_rate(task, training),
         generator=order,
         precondition=clipping(settings.clip),
-        after_step=projection(model, float(task.config["distance"]), settings.ascent_stop),
+        after_step=projection(model.module, float(task.config["distance"]), settings.ascent_stop),
     )
-    return _also(answer(task, params_of(model), len(client.removed), [fitted]), client)
+    return _also(answer(task, model.params(), len(client.removed), [fitted]), client)
 
 
 STEPS: Mapping[str, ClientStep] = {"ascend": ascend_step, **fedavg.STEPS}

@@ -13,8 +13,8 @@ def weight_names(factory: ModelFactory, params: Params) -> list[str]:
     Buffers (BatchNorm's running statistics) are averages of what passed through the model, not
     sums of updates: stretched, subtracted or perturbed, a variance can become negative.
     """
-    model = LocalWorkspace(factory).load("names", params)
-    return sorted(name for name, _ in model.named_parameters(remove_duplicate=False))
+    module = LocalWorkspace(factory).load("names", params).module
+    return sorted(name for name, _ in module.named_parameters(remove_duplicate=False))
 
 
 def kept_updates(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:

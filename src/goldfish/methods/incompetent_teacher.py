@@ -31,15 +31,9 @@ from goldfish.methods.steps import (
     teacher_of,
     transform_of,
 )
-from goldfish.params import digest, params_of
+from goldfish.params import digest
 from goldfish.settings import Positive, Settings, TrainingSettings
-from goldfish.training.batches import (
-    Batch,
-    plain_batches,
-    taught_batches,
-    teacher_logits,
-    with_removed,
-)
+from goldfish.training.batches import Batch, logits_of, plain_batches, with_removed
 from goldfish.training.fit import fit
 from goldfish.training.sgd import Loss
 from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
@@ -106,9 +100,8 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
     student = workspace.load("student", task.arrays["model"])
     incompetent = workspace.load("incompetent", task.constants["incompetent"])
     order, transform = task_generator(task, "batches"), transform_of(training)
-    plain = plain_batches(retained, next(student.parameters()).device, order, transform)
-    competent, asked = teacher_of(task, client, workspace, "competent", retained, transform)
-    batches = taught_batches(plain, competent)
+    competent = teacher_of(task, client, workspace, "competent", retained, transform)
+    batches = competent.teach(plain_batches(retained, student.device, order, transform))
     if removed is not None:
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         batches = with_removed(batches, removed, size, task_generator(task, "removed"))
@@ -116,18 +109,17 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
         student,
         len(retained),
         batches,
-        BadTeachingObjective(incompetent, temperature),
+        BadTeachingObjective(incompetent.module, temperature),
         training,
         learning_rate=task_learning_rate(task, training),
         generator=order,
     )
     remaining = len(retained) * len(fitted.epoch_risks)
-    asked += fitted.samples - remaining  # the incompetent teacher, of the removed samples
-    if isinstance(competent, nn.Module):
-        asked += remaining
+    competent.count(remaining)
+    by_incompetent = fitted.samples - remaining  # it was asked of the removed samples
     mixture = len(retained) + (0 if removed is None else len(removed))
-    fitted = replace(fitted, teacher_samples=asked)
-    return answer(task, params_of(student), mixture, [fitted])
+    fitted = replace(fitted, teacher_samples=competent.asked + by_incompetent)
+    return answer(task, student.params(), mixture, [fitted])
 
 
 STEPS: Mapping[str, ClientStep] = {"bad-teaching": bad_teaching_step}
@@ -148,7 +140,7 @@ class BadTeachingObjective:
         risk = imitation_loss(logits, competent_logits, temperature)
         if batch.removed is None or removed_logits is None:
             return Loss(risk, risk=risk)
-        bad = teacher_logits(self.incompetent, batch.removed[0])
+        bad = logits_of(self.incompetent, batch.removed[0])
         total = bad_teaching_loss(logits, competent_logits, removed_logits, bad, temperature)
         return Loss(total, risk=risk)
 

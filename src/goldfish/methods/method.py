@@ -13,6 +13,7 @@ from goldfish.errors import ConfigError, DivergenceError, QuorumError
 from goldfish.params import all_finite, largest_change, num_bytes, weighted_mean
 from goldfish.randomness import generator
 from goldfish.settings import Settings, TrainingSettings
+from goldfish.training.server_test import ServerTest
 from goldfish.types import (
     ClientStep,
     DeletionRequest,
@@ -26,7 +27,7 @@ from goldfish.types import (
     Task,
     Update,
 )
-from goldfish.unlearning.extension import ServerTest, adaptive_weights
+from goldfish.unlearning.extension import adaptive_weights
 
 Kind: TypeAlias = Literal["retraining", "update adjustment"]
 Guarantee: TypeAlias = Literal["exact", "approximate", "bounded"]

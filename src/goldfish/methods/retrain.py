@@ -21,6 +21,7 @@ from goldfish.methods import fedavg
 from goldfish.methods.method import Method, Plan, bytes_sent, measures_weights
 from goldfish.methods.steps import answer
 from goldfish.settings import Count, Positive, Settings
+from goldfish.training.server_test import ServerTest
 from goldfish.types import (
     Client,
     ClientStep,
@@ -35,7 +36,6 @@ from goldfish.types import (
     Update,
     Workspace,
 )
-from goldfish.unlearning.extension import ServerTest
 
 
 class RetrainSettings(Settings):

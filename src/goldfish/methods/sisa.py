@@ -29,7 +29,7 @@ from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
 from goldfish.settings import Count, Settings, TrainingSettings, learning_rate_at
 from goldfish.training.fit import Fitted
-from goldfish.training.workspace import MEMBERS, count_members, join
+from goldfish.training.workspace import MEMBERS, ensemble_size, join
 from goldfish.types import (
     Client,
     ClientStep,
@@ -87,7 +87,7 @@ def slice_key(phase: str, shard: int, place: int, sample_ids: Sequence[str]) -> 
 
 def separate(ensemble: Params) -> list[Params]:
     """Return the members of an ensemble: what :func:`goldfish.training.workspace.join` joined."""
-    models: list[dict[str, Tensor]] = [{} for _ in range(count_members(ensemble))]
+    models: list[dict[str, Tensor]] = [{} for _ in range(ensemble_size(ensemble))]
     for full, tensor in ensemble.items():
         place, _, name = full.removeprefix(MEMBERS).partition(".")
         models[int(place)][name] = tensor

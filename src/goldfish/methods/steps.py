@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
 from goldfish.data import RandomCropFlip, removal
 from goldfish.errors import ConfigError
-from goldfish.params import params_of
 from goldfish.randomness import derive_seed, generator
 from goldfish.settings import TrainingSettings, learning_rate_at
 from goldfish.training.batches import Transform, plain_batches, reads_alike
 from goldfish.training.fit import Fitted, cross_entropy_objective, fit, predict
+from goldfish.training.teacher import Teacher
 from goldfish.types import Client, Examples, Params, Task, Update, Workspace
 
 Fit: TypeAlias = Callable[..., Fitted]
@@ -58,17 +57,16 @@ def train_on(
     """
     model = workspace.load("student", start)
     order = task_generator(task, "batches", *purpose)
-    device = next(model.parameters()).device
     fitted = fit(
         model,
         len(examples),
-        plain_batches(examples, device, order, transform_of(settings)),
+        plain_batches(examples, model.device, order, transform_of(settings)),
         cross_entropy_objective,
         settings,
         generator=order,
         **{"learning_rate": task_learning_rate(task, settings), **more},
     )
-    return params_of(model), fitted
+    return model.params(), fitted
 
 
 def teacher_of(
@@ -79,17 +77,17 @@ def teacher_of(
     examples: Examples,
     transform: Transform | None,
     *purpose: int,
-) -> tuple[Tensor | nn.Module, int]:
-    """Return what a teacher says of examples, and of how many it was asked here.
+) -> Teacher:
+    """Return a teacher of these examples: its logits of them if they can be known, else the model.
 
     ``name`` is that of the task's constant; the task's configuration holds its digest as
     ``{name}_digest``. A teacher does not change in a phase, so it is asked in the first round that
     the client takes part in, and its logits are kept for the others: one set for each ``purpose``
     (a shard), until another phase comes. Where the inputs change, by ``transform`` or in the
-    dataset itself, it is the model that is returned, to be asked batch by batch.
+    dataset itself, the model is asked batch by batch.
     """
     if transform is not None:
-        return workspace.load("teacher", task.constants[name]), 0
+        return Teacher(workspace.load("teacher", task.constants[name]).module)
     ids = _digest_of_ids(tuple(examples.ids))
     fingerprint = f"{task.config['phase']} {task.config[f'{name}_digest']} {ids}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
@@ -99,12 +97,12 @@ def teacher_of(
         logits = torch.empty(0)  # stands for inputs that change
         if reads_alike(examples):
             teacher = workspace.load("teacher", task.constants[name])
-            logits = predict(teacher, examples).to(next(teacher.parameters()).device)
+            logits = predict(teacher.module, examples).to(teacher.device)
             asked = len(examples)
         client.state.cache[key] = fingerprint, logits
     if not len(logits):
-        return workspace.load("teacher", task.constants[name]), 0
-    return logits, asked
+        return Teacher(workspace.load("teacher", task.constants[name]).module)
+    return Teacher(logits, asked)
 
 
 @functools.lru_cache(maxsize=1000)

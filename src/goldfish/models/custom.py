@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
 
 from torch import nn
 
@@ -46,12 +48,21 @@ def _import(name: str) -> Callable[..., nn.Module]:
             "Name a function or a class of that module after the colon."
         )
     factory: Callable[..., nn.Module] = getattr(module, attribute)
-    if not callable(factory):
+    if not _builds(factory):
         raise ConfigError(
-            f"The model {name!r} is a {type(factory).__name__}, which cannot be called. "
-            "Name a function that builds and returns a new torch.nn.Module."
+            f"The model {name!r} is {factory!r}, and is not called: it is neither a class of "
+            "torch.nn.Module nor a Python function. Name one that builds and returns a new module."
         )
     return factory
+
+
+def _builds(factory: object) -> bool:
+    """Tell whether something may build a model: a class of models, or a function in Python."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if isinstance(factory, type):
+        return issubclass(factory, nn.Module)
+    return isinstance(inspect.unwrap(factory), FunctionType)  # type: ignore[arg-type]
 
 
 def _call(factory: Callable[[], nn.Module], name: str) -> nn.Module:

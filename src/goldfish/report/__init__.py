@@ -6,24 +6,14 @@ Reads the JSON files of a finished run and nothing else.
 from __future__ import annotations
 
 from goldfish.report.page import write_report
-from goldfish.report.reading import Run, read_run
-from goldfish.report.summary import COLUMNS, SHORT, SummaryRow, summary_rows, table
-from goldfish.report.verdicts import Verdict, judged_rows, verdicts
-from goldfish.report.words import Headline, headline, image_counts
+from goldfish.report.summary import short_table
+from goldfish.report.verdict import headline, image_counts, not_honoured, verdicts
 
 __all__ = [
-    "COLUMNS",
-    "SHORT",
-    "Headline",
-    "Run",
-    "SummaryRow",
-    "Verdict",
     "headline",
     "image_counts",
-    "judged_rows",
-    "read_run",
-    "summary_rows",
-    "table",
+    "not_honoured",
+    "short_table",
     "verdicts",
     "write_report",
 ]

@@ -1,87 +1,141 @@
-"""Which charts a run has: scores over the rounds, and accuracy over time."""
+"""The charts: numbers over the rounds, and accuracy over time, as inline SVG.
+
+Matplotlib draws in stand-in colours; :func:`_inline` swaps them for the page's CSS variables, so
+that one chart is right on a light page, on a dark one and on paper.
+"""
 
 from __future__ import annotations
 
+import io
+import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from goldfish.report import scales
-from goldfish.report.figures import Chart, Line, colours, line_chart
-from goldfish.report.formatting import count, number, ordinal
-from goldfish.report.reading import Result, section
-from goldfish.report.scales import FULL, Scale
-from goldfish.report.seeds import seeds
-from goldfish.report.summary import ORIGIN, YARDSTICK, subject
+from goldfish.report.formatting import count, gap
+from goldfish.results import METRICS, ORIGIN, YARDSTICK, Metric, Result
 
-OVER_ROUNDS: Sequence[tuple[str, str, str, Callable[[Sequence[float]], Scale]]] = (
-    ("accuracy", "Accuracy on clean test images", "accuracy", scales.percentages),
-    (
-        "removed_class_accuracy",
-        "Accuracy on the removed class",
-        "removed_class",
-        scales.percentages,
-    ),
-    ("backdoor_success", "Backdoor success", "backdoor", scales.percentages),
-    ("memory_gap", "Memory gap", "", scales.gaps),
-)
-"""The scores that are drawn over the rounds: key, title, which test images they are of, and the
-axis that fits their values."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
+INK, GRID = "#f1f1f1", "#f2f2f2"
+LABEL = 20
+"""A longer name is cut in a chart; the tables have it whole."""
+MARKERS = "osD^vPX*hp<>"
+PLACES = {
+    ORIGIN: 0,
+    "goldfish": 1,
+    YARDSTICK: 2,
+    "sisa": 3,
+    "incompetent-teacher": 4,
+    "retrain-tuned": 5,
+    "fed-eraser": 6,
+    "fed-recovery": 7,
+    "rapid-retrain": 8,
+    "goldfish-warm": 9,
+    "gradient-ascent": 10,
+}
+"""The known methods keep their colours in every report."""
+PALETTE_SIZE = 12
+"""How many colours ``page.css`` names: --m0 to --m11."""
+MANY = 6
+"""A chart of more lines than this is higher, and its labels are smaller."""
+WIDTH = 5.6
+"""Of a chart, in inches."""
 LATE = 0.5
 """The axis of accuracies holds this share of each line, its end: there the methods differ."""
+FULL = (0.0, 100.0)
+"""The whole axis of percentages."""
+CLOSE = 50.0
+"""Values that lie within so many points get an axis of their own part of 0 to 100."""
+LEAST = 5.0
+"""No axis of percentages shows fewer points than this, so that noise looks like noise."""
+LEAST_GAP = 0.05
+"""Nor one of memory gaps less than this."""
+WIDE = 20.0
+"""Times whose longest is more than so many times the shortest stand on a logarithmic axis."""
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawn chart."""
+class Scale:
+    """One axis."""
+
+    low: float
+    high: float
+    label: str
+    mark: Callable[[float], str]
+    """How a mark on the axis is written."""
+    value: Callable[[float], str]
+    """How a value is written at the end of its line."""
+    log: bool = False
+    whole: bool = False
+    """Whether only whole numbers get a mark."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method's course over the rounds, or over time."""
+
+    method: str
+    at: Sequence[float]
+    values: Sequence[float]
+    diverged: bool = False
+    deviations: Sequence[float] = ()
+    """The standard deviation over the seeds at each value; empty where there is none."""
+    ring: int | None = None
+    """Which point is the first that is as good as retrain ended up."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one chart shows."""
 
     title: str
-    over: str
-    """What its horizontal axis counts: rounds, or seconds."""
-    remark: str
-    svg: str
+    lines: Sequence[Line]
+    x: Scale
+    y: Scale
+    reference: float | None = None
+    """Where origin ended."""
+    moments: Mapping[float, str] = field(default_factory=dict)
+    """Where on the horizontal axis something happened, and what."""
+    leading: Sequence[str] = ()
+    """The methods that are drawn over the others, and thicker."""
+
+    @property
+    def remark(self) -> str:
+        """What a reader of the vertical axis must know."""
+        low, high = self.y.low, self.y.high
+        if not self.y.mark(low).endswith("%") or (low, high) == FULL:
+            return ""
+        below = any(value < low for line in self.lines for value in line.values)
+        return f"axis from {low:.0f} to {high:.0f} %{'; earlier rounds below' if below else ''}"
 
 
-def figures(result: Result) -> list[Figure]:
-    """Draw every chart that the run has numbers for."""
-    colour = colours(list(section(result, "methods")))
-    return [
-        Figure(chart.title, over, _remark(chart), line_chart(chart, colour))
-        for over, chart in _charts(result)
-    ]
-
-
-def _charts(result: Result) -> Iterator[tuple[str, Chart]]:
-    origin = section(section(section(result, "methods"), ORIGIN), "final")
-    later = moments(result)
-    leading = [name for name in (subject(result), YARDSTICK) if name is not None]
-    for key, title, counted, fit in OVER_ROUNDS:
-        reference = number(origin.get(key))
-        images = number(section(result, "test_images").get(counted))
+def charts(result: Result) -> Iterator[Chart]:
+    """Return every chart that the run has numbers for."""
+    origin, later = result.methods.get(ORIGIN), moments(result)
+    leading = [name for name in (result.subject, YARDSTICK) if name is not None]
+    for metric in METRICS:
+        lines = course(result, metric) if metric.chart else []
+        if not lines:
+            continue
+        first = metric is METRICS[0]
+        images = getattr(result.test_images, metric.images) if metric.images else 0
         of = f" ({count(images)} images)" if images else ""
-        late = LATE if key == "accuracy" else 1.0
-        if lines := course(result, key):
-            x = scales.rounds([at for line in lines for at in line.at])
-            y = fit(_heights(lines, reference, late))
-            yield "rounds", Chart(f"{title}{of}", lines, x, y, reference, later, leading)
-        if key == "accuracy" and (lines := course_of_time(result)):
-            length, unit = scales.time_unit(max(line.at[-1] for line in lines))
+        reference = None if origin is None else metric.of(origin)
+        x = rounds_axis([at for line in lines for at in line.at])
+        y = fit(metric, _heights(lines, reference, LATE if first else 1.0))
+        yield Chart(f"{metric.name}{of}", lines, x, y, reference, later, leading)
+        if first:
+            lines = course_of_time(result)
+            length, unit = time_unit(max(line.at[-1] for line in lines))
             lines = [replace(line, at=[at / length for at in line.at]) for line in lines]
-            x = scales.times([at for line in lines for at in line.at], unit)
-            y = fit(_heights(lines, reference, late))
-            title = f"Accuracy over time{of}"
-            yield unit, Chart(title, lines, x, y, reference, leading=leading)
-
-
-def _remark(chart: Chart) -> str:
-    low, high = chart.y.low, chart.y.high
-    if not chart.y.mark(low).endswith("%") or (low, high) == FULL:
-        return ""
-    below = any(value < low for line in chart.lines for value in line.values)
-    return f"axis from {low:.0f} to {high:.0f} %{'; earlier rounds below' if below else ''}"
+            x = time_axis([at for line in lines for at in line.at], unit)
+            y = fit(metric, _heights(lines, reference, LATE))
+            yield Chart(f"Accuracy over time{of}", lines, x, y, reference, leading=leading)
 
 
 def _heights(lines: Sequence[Line], reference: float | None, late: float) -> list[float]:
@@ -95,20 +149,16 @@ def _heights(lines: Sequence[Line], reference: float | None, late: float) -> lis
     return found
 
 
-def course(result: Result, key: str) -> list[Line]:
-    """Return each unlearning method's ``key`` over its rounds, where it has one."""
+def course(result: Result, metric: Metric) -> list[Line]:
+    """Return each unlearning method's number over its rounds, where it has one."""
     lines = []
-    for name, method, known in _known(result, key):
-        stds = [number(entry.get(f"{key}_std")) for entry in known]
-        lines.append(
-            Line(
-                name,
-                [entry["round"] for entry in known],
-                [entry[key] for entry in known],
-                bool(method.get("diverged")),
-                [std or 0.0 for std in stds] if any(stds) else (),
-            )
-        )
+    for name, method in result.methods.items():
+        known = [r for r in method.rounds if getattr(r, metric.key) is not None]
+        if name != ORIGIN and known:
+            stds = [r.std.get(metric.key, 0.0) for r in known]
+            at, values = [r.round for r in known], [getattr(r, metric.key) for r in known]
+            diverged = method.diverged is not None
+            lines.append(Line(name, at, values, diverged, stds if any(stds) else ()))
     return lines
 
 
@@ -119,34 +169,13 @@ def course_of_time(result: Result) -> list[Line]:
     time to quality need not lie on the mean course.
     """
     lines = []
-    for name, method, _ in _known(result, "seconds"):
-        entries = method["rounds"]
-        spent = accumulate(number(entry.get("seconds")) or 0.0 for entry in entries)
-        known = [
-            (at, value, entry.get("round"))
-            for at, entry in zip(spent, entries, strict=True)
-            if (value := number(entry.get("accuracy"))) is not None
-        ]
-        if known:
-            at, values, rounds = zip(*known, strict=True)
-            reached = section(method, "time_to_quality").get("round")
-            ring = rounds.index(reached) if reached in rounds and not seeds(result) else None
-            lines.append(Line(name, at, values, bool(method.get("diverged")), ring=ring))
+    for line in course(result, METRICS[0]):
+        method = result.methods[line.method]
+        at = list(accumulate(record.seconds for record in method.rounds))
+        done = method.time_to_quality
+        ring = None if done is None or result.seeds else list(line.at).index(done.round)
+        lines.append(replace(line, at=at, deviations=(), ring=ring))
     return lines
-
-
-def _known(
-    result: Result, key: str
-) -> Iterator[tuple[str, Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """Return each unlearning method with those of its rounds that have a number for ``key``."""
-    for name, method in section(result, "methods").items():
-        known = [
-            entry
-            for entry in method.get("rounds") or []
-            if number(entry.get(key)) is not None and number(entry.get("round")) is not None
-        ]
-        if name != ORIGIN and known:
-            yield name, method, known
 
 
 def moments(result: Result) -> dict[float, str]:
@@ -156,12 +185,254 @@ def moments(result: Result) -> dict[float, str]:
     named, the others are not.
     """
     places: dict[int, Counter[float]] = {}
-    for _, _, known in _known(result, "stage"):
-        for before, after in pairwise(known):
-            if after["stage"] > before["stage"]:
-                middle = (before["round"] + after["round"]) / 2
-                places.setdefault(int(after["stage"]), Counter())[middle] += 1
+    for method in result.methods.values():
+        for before, after in pairwise(method.rounds):
+            if after.stage > before.stage:
+                middle = (before.round + after.round) / 2
+                places.setdefault(after.stage, Counter())[middle] += 1
     found = {place: "" for counted in places.values() for place in counted}
     for stage, counted in places.items():
         found[counted.most_common(1)[0][0]] = f"{ordinal(stage)} deletion"
     return found
+
+
+def ordinal(place: int) -> str:
+    """Format a place in a row.
+
+    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21)]
+    ['1st', '2nd', '3rd', '4th', '11th', '12th', '21st']
+    """
+    teens = place % 100 in (11, 12, 13)
+    return f"{place}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(place % 10, 'th')}"
+
+
+def fit(metric: Metric, values: Sequence[float]) -> Scale:
+    """Return the vertical axis of a metric that holds all of ``values``."""
+    if metric.unit == "percent":
+        low, high = limits([min(max(value, FULL[0]), FULL[1]) for value in values])
+        return Scale(low, high, "", lambda v: f"{v:.0f} %", lambda v: f"{v:.1f}", whole=True)
+    low, high = gap_limits(values)
+    return Scale(low, high, "", lambda v: f"{v:g}".replace("-", "−"), gap)
+
+
+def limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return where an axis of percentages begins and ends: at 0 and 100, or near close values.
+
+    >>> limits([3.0, 96.0]), limits([93.4, 97.1, 96.9])
+    ((0.0, 100.0), (93.0, 98.0))
+    """
+    low, high = min(values), max(values)
+    if high - low > CLOSE:
+        return FULL
+    step = next(step for step in (1.0, 2.0, 5.0, 10.0) if high - low <= 5 * step)
+    top = min(FULL[1], math.ceil(high / step) * step)
+    bottom = max(FULL[0], min(math.floor(low / step) * step, top - LEAST))
+    return bottom, max(top, bottom + LEAST)
+
+
+def gap_limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return where an axis of other numbers begins and ends: 0 is always on it.
+
+    >>> [round(end, 3) for end in gap_limits([0.004, -0.012])]
+    [-0.029, 0.021]
+    """
+    low, high = min(0.0, *values), max(0.0, *values)
+    missing = max(0.0, LEAST_GAP - (high - low)) / 2
+    return low - missing, high + missing
+
+
+def rounds_axis(values: Sequence[float]) -> Scale:
+    """Return the axis of the rounds, with a margin."""
+    low, high = min(values), max(values)
+    pad = max(0.25, 0.02 * (high - low))
+    return Scale(low - pad, high + pad, "round", "{:.0f}".format, "{:.0f}".format, whole=True)
+
+
+def time_unit(longest: float) -> tuple[float, str]:
+    """Return how many seconds the unit has in which times up to ``longest`` are read, and its name.
+
+    >>> time_unit(42.0), time_unit(4000.0), time_unit(40_000.0)
+    ((1.0, 'seconds'), (60.0, 'minutes'), (3600.0, 'hours'))
+    """
+    if longest <= 900.0:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if longest <= 14_400.0 else (3600.0, "hours")
+
+
+def time_axis(values: Sequence[float], unit: str) -> Scale:
+    """Return the axis of times: from 0 on, or logarithmic where they differ widely.
+
+    >>> time_axis([2.0, 5.0], "seconds").log, time_axis([0.1, 5.0], "seconds").log
+    (False, True)
+    """
+    low, high = min(values), max(values)
+    log = 0 < low < high / WIDE
+    ends = (low / 1.2, high * 1.2) if log else (0.0, 1.04 * high or 1.0)
+    label = f"{unit}, logarithmic" if log else unit
+    return Scale(*ends, label, "{:g}".format, "{:g}".format, log)
+
+
+def colours(methods: Sequence[str]) -> dict[str, int]:
+    """Return each method's place in the palette; a method we do not know gets a free one.
+
+    >>> colours(["origin", "mine", "goldfish", "retrain"])
+    {'origin': 0, 'mine': 3, 'goldfish': 1, 'retrain': 2}
+    """
+    taken = {PLACES[name] for name in (ORIGIN, "goldfish", YARDSTICK, *methods) if name in PLACES}
+    free = [place for place in range(PALETTE_SIZE) if place not in taken]
+    new = [name for name in methods if name not in PLACES]
+    places = {name: free[i % len(free)] for i, name in enumerate(new)}
+    return {name: PLACES.get(name, places.get(name, 0)) for name in methods}
+
+
+def draw(chart: Chart, colour: Mapping[str, int]) -> str:
+    """Draw one line a method, labelled at its end, and origin's final value as a dashed line."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    size, height = (9.0, 4.4) if len(chart.lines) > MANY else (10.0, 3.4)
+    salt = f"goldfish {chart.title} {chart.x.label}"
+    look = {"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": size}
+    with matplotlib.style.context(look, after_reset=True):
+        figure = Figure(figsize=(WIDTH, height))
+        longest = max(len(label) for _, _, label, _ in _ends(chart, colour))
+        room = 0.84 - 0.0085 * size / WIDTH * longest
+        axes = figure.add_axes((0.1, 0.46 / height, room, 1 - 0.74 / height))
+        _set_scales(axes, chart)
+        _draw(axes, chart, colour)
+        _draw_labels(axes, chart, colour, gap=0.0165 * size / (height - 0.74))
+        buffer = io.StringIO()
+        nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    return _inline(buffer.getvalue())
+
+
+def _set_scales(axes: Axes, chart: Chart) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    margin = 0.02 * (chart.y.high - chart.y.low)
+    axes.set_ylim(chart.y.low - margin, chart.y.high + margin)
+    if chart.x.log:
+        axes.set_xscale("log")
+        close = chart.x.high / chart.x.low < 200
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=chart.x.whole, nbins=8))
+    steps = [1, 2, 5, 10]
+    axes.yaxis.set_major_locator(MaxNLocator(integer=chart.y.whole, nbins=7, steps=steps))
+    axes.set_xlim(chart.x.low, chart.x.high)
+    for axis, scale in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
+        axis.set_major_formatter(FuncFormatter(lambda v, _, scale=scale: scale.mark(v)))
+    axes.set_xlabel(chart.x.label, color=INK)
+    axes.tick_params(which="both", colors=INK, length=0)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(GRID)
+
+
+def _draw(axes: Axes, chart: Chart, colour: Mapping[str, int]) -> None:
+    if chart.y.low < 0 < chart.y.high:
+        axes.axhline(0, color=INK, linewidth=0.9)
+    for moment, label in chart.moments.items():
+        axes.axvline(moment, color=INK, linewidth=0.8, linestyle="-" if label else ":")
+        axes.annotate(
+            label,
+            (moment, 1),
+            (0, 2),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            color=INK,
+            ha="center",
+            fontsize=8.5,
+        )
+    if chart.reference is not None:
+        axes.axhline(chart.reference, color=_stand_in(0), linestyle=(0, (4, 3)), linewidth=1.3)
+    for line in chart.lines:
+        tone, leads = _stand_in(colour[line.method]), line.method in chart.leading
+        look: dict[str, Any] = {"color": tone, "zorder": 2.6 if leads else 2.4}
+        if any(line.deviations):
+            pairs = list(zip(line.values, line.deviations, strict=True))
+            low, high = [v - std for v, std in pairs], [v + std for v, std in pairs]
+            axes.fill_between(line.at, low, high, color=tone, alpha=0.13, linewidth=0)
+        axes.plot(
+            line.at,
+            line.values,
+            linewidth=2.0 if leads else 1.2,
+            marker=MARKERS[colour[line.method]],
+            markersize=4.5 if len(line.at) > 1 else 6.5,
+            markevery=max(1, len(line.at) // 10),
+            **look,
+        )
+        if line.ring is not None:
+            at = [line.at[line.ring]], [line.values[line.ring]]
+            axes.plot(*at, marker="o", markersize=10, mew=1.2, fillstyle="none", **look)
+        if line.diverged:
+            axes.plot(line.at[-1:], line.values[-1:], marker="x", markersize=10, mew=2, **look)
+
+
+def _ends(chart: Chart, colour: Mapping[str, int]) -> list[tuple[float, float, str, int]]:
+    """Return x, y, text and place in the palette of each label."""
+    found = []
+    if chart.reference is not None:
+        text = f"{ORIGIN} {chart.y.value(chart.reference)}"
+        found.append((chart.x.high, chart.reference, text, 0))
+    for line in chart.lines:
+        name = line.method if len(line.method) <= LABEL else f"{line.method[: LABEL - 1]}…"
+        text = f"{name}, diverged" if line.diverged else f"{name} {chart.y.value(line.values[-1])}"
+        found.append((line.at[-1], line.values[-1], text, colour[line.method]))
+    return found
+
+
+def _draw_labels(axes: Axes, chart: Chart, colour: Mapping[str, int], gap: float) -> None:
+    """Write the labels right of the axes, at least ``gap`` of their height apart."""
+    ends = _ends(chart, colour)
+    bottom, top = axes.get_ylim()
+    heights = apart([y for _, y, _, _ in ends], gap * (top - bottom), bottom, top)
+    beside = axes.get_yaxis_transform()  # x counts widths of the axes
+    look: dict[str, Any] = {"linewidth": 0.7, "linestyle": ":", "clip_on": False}
+    for (x, y, text, place), height in zip(ends, heights, strict=True):
+        tone = _stand_in(place)
+        axes.plot([x, chart.x.high], [y, y], color=tone, **look)
+        axes.plot([1, 1.035], [y, height], color=tone, transform=beside, **look)
+        axes.text(1.045, height, text, color=tone, va="center", transform=beside, parse_math=False)
+
+
+def apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move ``values`` apart to at least ``gap``, in their order, so that labels do not overlap.
+
+    Those that would touch form a stack, which stands as near as it can to what it labels.
+
+    >>> [round(v, 2) for v in apart([0.5, 0.5, 0.1], 0.1, 0.0, 1.0)]
+    [0.45, 0.55, 0.1]
+    """
+
+    def base(stack: Sequence[int]) -> float:
+        """Return where the lowest of a stack stands."""
+        mean = sum(values[i] - k * gap for k, i in enumerate(stack)) / len(stack)
+        return max(low + gap / 2, min(mean, high - gap / 2 - gap * (len(stack) - 1)))
+
+    stacks: list[list[int]] = []
+    for index in sorted(range(len(values)), key=lambda i: values[i]):
+        stacks.append([index])
+        while len(stacks) > 1 and base(stacks[-1]) < base(stacks[-2]) + gap * len(stacks[-2]):
+            stacks[-2:] = [stacks[-2] + stacks[-1]]
+    placed = {i: base(stack) + k * gap for stack in stacks for k, i in enumerate(stack)}
+    return [placed[i] for i in range(len(values))]
+
+
+def _stand_in(place: int) -> str:
+    return f"#f0f0{place:02d}"
+
+
+def _inline(svg: str) -> str:
+    """Make a Matplotlib SVG fit to stand in a page: no prologue, no ids, the page's colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r"((?:fill|stroke): )#f0f0(\d\d)", lambda m: f"{m[1]}var(--m{int(m[2])})", svg)
+    svg = re.sub(rf"((?:fill|stroke): ){INK}", r"\1var(--muted)", svg)
+    return re.sub(rf"((?:fill|stroke): ){GRID}", r"\1var(--line)", svg)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from goldfish.results import Unit
 
 NOTHING = "–"
 """Stands where there is no number."""
 
 
-def number(value: object) -> float | None:
-    """Return ``value`` if it is a finite number, else None: JSON may hold null and NaN.
+def percent(value: float | None, std: float | None = None) -> str:
+    """Format a percentage from 0 to 100, with its standard deviation where it has one.
 
-    >>> number(3), number(None), number(float("nan"))
-    (3.0, None, None)
+    >>> percent(99.6), percent(95.52, 0.31)
+    ('99.6 %', '95.5 ± 0.3 %')
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def percent(value: float | None) -> str:
-    """Format a percentage from 0 to 100, such as an accuracy.
-
-    >>> percent(99.6)
-    '99.6 %'
-    """
-    return NOTHING if value is None else f"{value:.1f} %"
+    if value is None:
+        return NOTHING
+    return f"{value:.1f} %" if std is None else f"{value:.1f} ± {std:.1f} %"
 
 
 def wilson(percentage: float, count: int) -> tuple[float, float]:
@@ -42,47 +36,31 @@ def wilson(percentage: float, count: int) -> tuple[float, float]:
     return 100 * max(middle - half, 0.0), 100 * min(middle + half, 1.0)
 
 
-def percents(value: float | None, std: float | None) -> str:
-    """Format a mean percentage with its standard deviation, where it has one.
+def change(value: float | None, unit: Unit) -> str:
+    """Format a difference of two percentages, in points, or of two memory gaps.
 
-    >>> percents(95.52, 0.31), percents(95.52, None)
-    ('95.5 ± 0.3 %', '95.5 %')
-    """
-    return percent(value) if value is None or std is None else f"{value:.1f} ± {std:.1f} %"
-
-
-def share(value: float | None, digits: int = 1) -> str:
-    """Format a share from 0 to 1, such as a confidence.
-
-    >>> share(0.996)
-    '99.6 %'
-    """
-    return NOTHING if value is None else f"{value:.{digits}%}".replace("%", " %")
-
-
-def points(change: float | None) -> str:
-    """Format a difference of two percentages.
-
-    >>> points(0.42), points(-1), points(-0.01)
-    ('+0.4', '−1.0', '0.0')
-    """
-    if change is None:
-        return NOTHING
-    text = f"{change:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
-
-
-def decimal(value: float | None, digits: int = 3) -> str:
-    """Format a plain number; a tiny one is not shown as 0.
-
-    >>> decimal(0.01234), decimal(0.00002), decimal(-1.5, 2)
-    ('0.012', '<0.001', '−1.50')
+    >>> change(0.42, "percent"), change(-1, "percent"), change(-0.01, "percent"), change(0.5, "gap")
+    ('+0.4', '−1.0', '0.0', '+0.500')
     """
     if value is None:
         return NOTHING
-    if 0 < abs(value) < 0.5 * 10**-digits:
-        return f"<{10**-digits:.{digits}f}" if value > 0 else f">−{10**-digits:.{digits}f}"
-    return f"{value:.{digits}f}".replace("-", "−")
+    text = f"{value:+.{1 if unit == 'percent' else 3}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def decimal(value: float | None, std: float | None = None) -> str:
+    """Format a plain number with three figures, at most four of them after the point.
+
+    >>> decimal(0.01234), decimal(-1.5), decimal(0.00002), decimal(0.1234, 0.02)
+    ('0.0123', '−1.50', '<0.0001', '0.123 ± 0.020')
+    """
+    if value is None:
+        return NOTHING
+    if 0 < abs(value) < 0.00005:
+        return "<0.0001" if value > 0 else ">−0.0001"
+    digits = 2 if abs(value) >= 1 else 3 if abs(value) >= 0.1 else 4
+    spread = "" if std is None else f" ± {std:.{digits}f}"
+    return f"{value:.{digits}f}{spread}".replace("-", "−")
 
 
 def gap(value: float | None, std: float | None = None, digits: int = 3) -> str:
@@ -98,7 +76,7 @@ def gap(value: float | None, std: float | None = None, digits: int = 3) -> str:
     return text if std is None else f"{text} ± {std:.{digits}f}"
 
 
-def times(factor: float | None) -> str:
+def times(factor: float | None, _std: float | None = None) -> str:
     """Format how many times one thing is another.
 
     >>> times(3.214), times(0.2906), times(1234.5), times(0.001)
@@ -111,16 +89,16 @@ def times(factor: float | None) -> str:
     return f"{factor:,.{2 if factor < 0.995 else 1 if factor < 99.95 else 0}f}×"
 
 
-def p_value(value: float | None) -> str:
+def p_value(value: float | None, _std: float | None = None) -> str:
     """Format a probability; never as 0, which no test can find.
 
     >>> p_value(0.0), p_value(0.0421)
     ('<0.001', '0.042')
     """
-    return "<0.001" if value is not None and value < 0.001 else decimal(value)
+    return NOTHING if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def count(value: float | None) -> str:
+def count(value: float | None, _std: float | None = None) -> str:
     """Format a whole number.
 
     >>> count(14370)
@@ -129,42 +107,80 @@ def count(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
-def seconds(value: float | None) -> str:
-    """Format a duration.
+def seconds(value: float | None, std: float | None = None) -> str:
+    """Format a duration, with its standard deviation where it has one.
 
     >>> seconds(0.0421), seconds(0.42), seconds(12.34), seconds(192), seconds(3900)
     ('42 ms', '0.42 s', '12.3 s', '3 min 12 s', '1 h 05 min')
+    >>> seconds(5.891, 0.02), seconds(192, 4), seconds(0.042, 0.001)
+    ('5.89 ± 0.02 s', '3 min 12 s ± 4.00 s', '42 ± 1 ms')
     """
     if value is None:
         return NOTHING
+    if value >= 59.95:
+        whole, minutes = round(value), round(value / 60)
+        text = f"{whole // 60} min {whole % 60:02d} s"
+        text = text if whole < 3600 else f"{minutes // 60} h {minutes % 60:02d} min"
+        return f"{text} ± {seconds(std)}" if std else text
+    scale, digits, unit = 1, 2 if value < 9.995 else 1, "s"
     if value < 0.0995:
-        return f"{1000 * value:.0f} ms"
-    if value < 9.995:
-        return f"{value:.2f} s"
-    if value < 59.95:
-        return f"{value:.1f} s"
-    whole = round(value)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(value / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+        scale, digits, unit = 1000, 0, "ms"
+    spread = "" if std is None else f" ± {scale * std:.{digits}f}"
+    return f"{scale * value:.{digits}f}{spread} {unit}"
 
 
-def durations(value: float | None, std: float | None) -> str:
-    """Format a mean duration with its standard deviation, where it has one.
+def size(value: float | None, _std: float | None = None) -> str:
+    """Format a number of bytes.
 
-    >>> durations(5.891, 0.02), durations(192, 4), durations(0.042, 0.001), durations(5.891, None)
-    ('5.89 ± 0.02 s', '3 min 12 s ± 4.00 s', '42 ± 1 ms', '5.89 s')
+    >>> size(512), size(2048), size(3.5 * 1024**2)
+    ('512 B', '2.0 KiB', '3.5 MiB')
     """
-    if value is None or std is None or value >= 59.95:
-        return seconds(value) + (f" ± {seconds(std)}" if value is not None and std else "")
-    if value < 0.0995:
-        return f"{1000 * value:.0f} ± {1000 * std:.0f} ms"
-    digits = 2 if value < 9.995 else 1
-    return f"{value:.{digits}f} ± {std:.{digits}f} s"
+    if value is None:
+        return NOTHING
+    if value < 1024:
+        return f"{value:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        value /= 1024
+        if value < 1023.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1024:.1f} TiB"
 
 
-def brief_seconds(value: float | None) -> str:
+FORMS: Mapping[Unit, Callable[[float | None, float | None], str]] = {
+    "percent": percent,
+    "gap": gap,
+    "seconds": seconds,
+    "bytes": size,
+    "count": count,
+    "factor": times,
+    "probability": p_value,
+    "number": decimal,
+}
+"""How a number and its standard deviation are written."""
+
+
+def brief_percent(value: float | None, std: float | None = None) -> str:
+    """Format a percentage without blanks and unit.
+
+    >>> brief_percent(95.52, 0.31)
+    '95.5±0.3'
+    """
+    return percent(value, std).replace(" ± ", "±").removesuffix(" %")
+
+
+def brief_gap(value: float | None, std: float | None = None) -> str:
+    """Format a memory gap in at most six characters, with its deviation in at most ten.
+
+    >>> brief_gap(-0.0581), brief_gap(-123.4), brief_gap(0.012, 0.004)
+    ('−0.058', '−123.4', '.012±.004')
+    """
+    texts = [gap(value, std, digits).replace(" ± ", "±") for digits in (3, 2, 1, 0)]
+    if std is not None:
+        texts = [re.sub(r"\b0\.", ".", text) for text in texts]
+    return next((text for text in texts if len(text) <= (6 if std is None else 10)), texts[-1])
+
+
+def brief_seconds(value: float | None, _std: float | None = None) -> str:
     """Format a duration in at most seven characters.
 
     >>> [brief_seconds(v) for v in (0.042, 0.42, 12.34, 192, 3900, 90000)]
@@ -180,7 +196,7 @@ def brief_seconds(value: float | None) -> str:
     return f"{hours:.{1 if hours < 99.95 else 0}f} h"
 
 
-def brief_size(value: float | None) -> str:
+def brief_size(value: float | None, _std: float | None = None) -> str:
     """Format a number of bytes in at most four characters, as ``ls -h`` does.
 
     >>> [brief_size(v) for v in (0, 512, 2048, 180_000, 3.5 * 1024**2, 12e6, 1000 * 1024)]
@@ -199,21 +215,14 @@ def brief_size(value: float | None) -> str:
     return f"{value:.0f}{unit}"
 
 
-def size(value: float | None) -> str:
-    """Format a number of bytes.
-
-    >>> size(512), size(2048), size(3.5 * 1024**2)
-    ('512 B', '2.0 KiB', '3.5 MiB')
-    """
-    if value is None:
-        return NOTHING
-    if value < 1024:
-        return f"{value:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1023.95:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} TiB"
+BRIEF = {
+    **FORMS,
+    "percent": brief_percent,
+    "gap": brief_gap,
+    "seconds": brief_seconds,
+    "bytes": brief_size,
+}
+"""The same for the narrow columns of a terminal."""
 
 
 def listing(words: Sequence[str]) -> str:
@@ -223,16 +232,6 @@ def listing(words: Sequence[str]) -> str:
     ('a', 'a and b', 'a, b and c')
     """
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
-
-
-def ordinal(place: int) -> str:
-    """Format a place in a row.
-
-    >>> [ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21)]
-    ['1st', '2nd', '3rd', '4th', '11th', '12th', '21st']
-    """
-    teens = place % 100 in (11, 12, 13)
-    return f"{place}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(place % 10, 'th')}"
 
 
 def plural(amount: int, noun: str) -> str:

@@ -66,7 +66,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
                 else:
                     params[name] = file.get_tensor(name)
         index, final, memo = int(about["round"]), bool(about["final"]), dict(about["memo"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise StoreError(
             f"{path} cannot be read as a checkpoint ({error}). Delete it: the run then starts "
             "this phase again."

@@ -111,7 +111,7 @@ class Gatherer:
         inputs, labels = self._read(self.source, draw.positions, draw.changes)
         said, lost = draw.said, None
         if self.teacher is not None:
-            said = teacher_logits(self.teacher, inputs)
+            said = logits_of(self.teacher, inputs)
         if draw.removed is not None and self.removed_source is not None:
             lost = self._read(self.removed_source, draw.removed, draw.removed_changes)
         return Batch(inputs, labels, said, lost, temperature)
@@ -199,20 +199,6 @@ def plain_batches(
     return ExampleBatches(Gatherer(source, device, transform), generator, view)
 
 
-def taught_batches(
-    plain: ExampleBatches, teacher: nn.Module | Tensor | None, temperature: float = 1.0
-) -> ExampleBatches:
-    """Return the batches with what the teacher says added, to be compared at ``temperature``.
-
-    ``teacher`` is its logits of all remaining data where they are known, else the model, which
-    is then asked batch by batch about the very inputs that the student sees.
-    """
-    taught = replace(plain, temperature=temperature)
-    if isinstance(teacher, Tensor):
-        return replace(taught, said=teacher.to(plain.gather.device))
-    return replace(taught, gather=replace(plain.gather, teacher=teacher))
-
-
 def with_removed(
     batches: ExampleBatches, removed: Examples, size: int, generator: torch.Generator
 ) -> ExampleBatches:
@@ -245,10 +231,10 @@ def reads_alike(examples: Examples) -> bool:
 
 
 @torch.no_grad()
-def teacher_logits(teacher: nn.Module, inputs: Tensor) -> Tensor:
-    """Return what a teacher says of a batch: in evaluation mode, without gradients."""
-    teacher.eval()
-    logits: Tensor = teacher(inputs)
+def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a model's logits of a batch: in evaluation mode, without gradients."""
+    model.eval()
+    logits: Tensor = model(inputs)
     return logits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +13,9 @@ from torch import Tensor, nn
 from goldfish.errors import DataError, DivergenceError
 from goldfish.hardware.gpu import fetch
 from goldfish.settings import TrainingSettings
-from goldfish.training.batches import Batch, BatchSource, ExampleBatches
-from goldfish.training.graphs import recorder_of
-from goldfish.training.sgd import (
-    Loss,
-    Objective,
-    PlainTrainer,
-    Precondition,
-    Sgd,
-    Trainer,
-    TrainingStep,
-)
+from goldfish.training.batches import Batch, BatchSource, logits_of
+from goldfish.training.sgd import AfterStep, Loss, Objective, Precondition, Sgd
+from goldfish.training.workspace import LoadedModel
 from goldfish.types import Examples
 
 PREDICTED_AT_ONCE = 200
@@ -45,7 +37,7 @@ class Fitted:
 
 
 def fit(
-    model: nn.Module,
+    model: LoadedModel,
     num_examples: int,
     batches: BatchSource,
     objective: Objective,
@@ -56,7 +48,7 @@ def fit(
     stop: Callable[[Sequence[float]], bool] | None = None,
     max_steps: int | None = None,
     precondition: Precondition | None = None,
-    after_step: Callable[[nn.Module, Loss], bool] | None = None,
+    after_step: AfterStep | None = None,
 ) -> Fitted:
     """Train ``model`` in place with SGD; the order of the samples comes from ``generator``.
 
@@ -66,13 +58,7 @@ def fit(
     A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
     """
     sgd = Sgd(settings.momentum, settings.weight_decay, settings.precision)
-    recorder = recorder_of(model) if precondition is None and after_step is None else None
-    trainer: Trainer
-    if recorder is not None and isinstance(batches, ExampleBatches) and batches.gather.on_device:
-        trainer = recorder.trainer(batches, objective, sgd, learning_rate)
-    else:
-        step = TrainingStep(model, objective, sgd, learning_rate)
-        trainer = PlainTrainer(step, batches, precondition, after_step)
+    trainer = model.trainer(batches, objective, sgd, learning_rate, precondition, after_step)
     if not num_examples:
         raise DataError("There is no sample to train on.")
     all_sizes = _batch_sizes(num_examples, settings.batch_size)
@@ -110,11 +96,18 @@ def cross_entropy_objective(model: nn.Module, batch: Batch) -> Loss:
     return Loss(loss, risk=loss)
 
 
-@torch.no_grad()
 def predict(model: nn.Module, examples: Examples, batch_size: int | None = None) -> Tensor:
     """Return the logits of all examples, on the CPU, in order; always in evaluation mode."""
-    model.eval()
     device = next(model.parameters()).device
     size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
     batches = torch.arange(len(examples)).split(size)
-    return torch.cat([fetch(model(examples.batch(b)[0].to(device)).float()) for b in batches])
+    return all_logits(model, (examples.batch(b)[0].to(device) for b in batches), fetch)
+
+
+def all_logits(
+    model: nn.Module,
+    batches: Iterable[Tensor],
+    bring: Callable[[Tensor], Tensor] = lambda logits: logits,
+) -> Tensor:
+    """Return the logits of all batches of inputs, each brought by ``bring`` to where it is kept."""
+    return torch.cat([bring(logits_of(model, inputs).float()) for inputs in batches])

@@ -220,7 +220,8 @@ def walk(step: Callable[[Draw], object], draws: Draw) -> None:
 class Recorder:
     """Keeps the recorded steps of one model on a GPU, for all trainings that are alike.
 
-    Alike are trainings with one objective on one dataset: the clients of a federation.
+    Alike are trainings with one objective on one dataset: the clients of a federation. Once a step
+    is recorded, the model's weights must stay where they are in memory.
     """
 
     def __init__(self, model: nn.Module, record: Record) -> None:
@@ -321,20 +322,6 @@ class RecordedTrainer:
 
     def _send(self, part: Tensor) -> Tensor:
         return part.to(self._step.sums.device, non_blocking=True)
-
-
-_ATTRIBUTE = "_goldfish_recorder"
-"""Where a model has its recorder, so that the two live and end together."""
-
-
-def allow_recording(model: nn.Module, record: Record | None = None) -> None:
-    """Let the steps of a model be recorded; from then on its weights must not move."""
-    setattr(model, _ATTRIBUTE, Recorder(model, record or DeviceRecord()))
-
-
-def recorder_of(model: nn.Module) -> Recorder | None:
-    """Return what keeps a model's recorded steps; None where they may not be recorded."""
-    return getattr(model, _ATTRIBUTE, None)
 
 
 @functools.cache

@@ -32,6 +32,9 @@ Objective: TypeAlias = Callable[[nn.Module, Batch], Loss]
 Precondition: TypeAlias = Callable[[nn.Module, Batch], None]
 """Changes the gradients in place, between the backward pass on the batch and the step."""
 
+AfterStep: TypeAlias = Callable[[nn.Module, Loss], bool]
+"""Gets the model after a step, with the loss before it; its yes ends the training."""
+
 
 @dataclass(frozen=True)
 class Sgd:
@@ -246,7 +249,7 @@ class PlainTrainer:
         step: TrainingStep,
         batches: BatchSource,
         precondition: Precondition | None = None,
-        after_step: Callable[[nn.Module, Loss], bool] | None = None,
+        after_step: AfterStep | None = None,
     ) -> None:
         self._step = step
         self._batches = batches

@@ -13,8 +13,18 @@ from torch import Tensor, nn
 
 from goldfish.hardware.gpu import DeviceRows, open_queues, working_on
 from goldfish.hardware.memory import keep_freed_memory
-from goldfish.params import READER
-from goldfish.training.graphs import allow_recording
+from goldfish.params import params_of
+from goldfish.training.batches import BatchSource, ExampleBatches
+from goldfish.training.graphs import DeviceRecord, Record, Recorder
+from goldfish.training.sgd import (
+    AfterStep,
+    Objective,
+    PlainTrainer,
+    Precondition,
+    Sgd,
+    Trainer,
+    TrainingStep,
+)
 from goldfish.types import ModelFactory, Params
 
 MEMBERS = "members."
@@ -43,10 +53,55 @@ def join(models: Sequence[Params]) -> Params:
     }
 
 
-def count_members(params: Params) -> int:
+def ensemble_size(params: Params) -> int:
     """Return how many models an ensemble's parameters hold; 0 for a single model."""
     places = {n.split(".")[1] for n in params if n.startswith(MEMBERS)}
     return len(places)
+
+
+class LoadedModel:
+    """A model to train or to predict with: its module, its parameters, and what trains it.
+
+    With ``record`` its training steps are recorded and replayed (:mod:`goldfish.training.graphs`).
+    """
+
+    def __init__(self, module: nn.Module, record: Record | None = None) -> None:
+        self.module = module
+        self.device = next(module.parameters()).device
+        self._rows = DeviceRows(module) if self.device.type == "cuda" else None
+        self._recorder = None if record is None else Recorder(module, record)
+
+    def load(self, params: Params) -> None:
+        """Replace all weights and buffers, on a GPU all of them at once."""
+        if self._rows is not None and self._rows.fit(params):
+            self._rows.load(params)
+        else:
+            self.module.load_state_dict(dict(params))  # converts, or says what does not fit
+
+    def params(self) -> Params:
+        """Return a copy, on the CPU, of all weights and buffers."""
+        return params_of(self.module) if self._rows is None else self._rows.read()
+
+    def trainer(
+        self,
+        batches: BatchSource,
+        objective: Objective,
+        sgd: Sgd,
+        learning_rate: float,
+        precondition: Precondition | None = None,
+        after_step: AfterStep | None = None,
+    ) -> Trainer:
+        """Return what takes the steps of a training: by replaying them where that can be done."""
+        if (
+            self._recorder is not None
+            and precondition is None
+            and after_step is None
+            and isinstance(batches, ExampleBatches)
+            and batches.gather.on_device
+        ):
+            return self._recorder.trainer(batches, objective, sgd, learning_rate)
+        step = TrainingStep(self.module, objective, sgd, learning_rate)
+        return PlainTrainer(step, batches, precondition, after_step)
 
 
 _building = threading.Lock()
@@ -73,7 +128,7 @@ class LocalWorkspace:
         self._device = torch.device(device)
         self._graphs = graphs
         self._compiled = compiled
-        self._modules: dict[str, nn.Module] = {}
+        self._models: dict[tuple[str, int], LoadedModel] = {}
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             open_queues()
@@ -91,33 +146,22 @@ class LocalWorkspace:
                 self._stream.wait_stream(self._usual)
             yield
 
-    def load(self, role: str, params: Params) -> nn.Module:
-        """Return the module for ``role``, holding ``params``: one model, or an ensemble."""
-        members = count_members(params)
-        key = f"{role}/{members}"
-        if key not in self._modules:
+    def load(self, role: str, params: Params) -> LoadedModel:
+        """Return the model for ``role``, holding ``params``: one model, or an ensemble."""
+        count = ensemble_size(params)
+        key = (role, count)
+        if key not in self._models:
             # Its initial weights are not used: the caller's random numbers stay as they are.
             with _building, torch.random.fork_rng(devices=[]):
-                built = [self._factory() for _ in range(members or 1)]
-            self._modules[key] = self._ready(Ensemble(built) if members else built[0])
-        module = self._modules[key]
-        self._fill(module, params)
-        return module
+                built = [self._factory() for _ in range(count or 1)]
+            self._models[key] = self._ready(Ensemble(built) if count else built[0])
+        model = self._models[key]
+        model.load(params)
+        return model
 
-    def _fill(self, module: nn.Module, params: Params) -> None:
-        """Copy the values into the module, to a GPU all of them at once."""
-        rows: DeviceRows | None = getattr(module, READER, None)
-        if rows is not None and rows.fit(params):
-            rows.load(params)
-        else:
-            module.load_state_dict(dict(params))  # converts, or says what does not fit
-
-    def _ready(self, module: nn.Module) -> nn.Module:
+    def _ready(self, module: nn.Module) -> LoadedModel:
         module = module.to(self._device)
         if self._compiled:
             module.compile(dynamic=False)
-        if self._stream is not None:
-            setattr(module, READER, DeviceRows(module))
-            if self._graphs:
-                allow_recording(module)
-        return module
+        recorded = self._graphs and self._stream is not None
+        return LoadedModel(module, DeviceRecord() if recorded else None)

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from goldfish.errors import ConfigError, DivergenceError
 from goldfish.hardware.gpu import fetch
 from goldfish.settings import NonNegative, Positive, Settings, TrainingSettings
-from goldfish.training.batches import Batch, Transform, plain_batches, taught_batches, with_removed
-from goldfish.training.fit import Fitted, fit, predict
+from goldfish.training.batches import Batch, Transform, plain_batches, with_removed
+from goldfish.training.fit import Fitted, fit
 from goldfish.training.sgd import Loss
+from goldfish.training.teacher import Teacher
+from goldfish.training.workspace import LoadedModel
 from goldfish.types import Examples
 from goldfish.unlearning.batch_norm import statistics_of_first
 from goldfish.unlearning.extension import adaptive_temperature
@@ -82,8 +84,8 @@ class GoldfishSettings(Settings):
 
 
 def retrain_student(
-    student: nn.Module,
-    teacher: nn.Module | Tensor,
+    student: LoadedModel,
+    teacher: Teacher,
     retained: Examples,
     removed: Examples | None,
     settings: GoldfishSettings,
@@ -96,28 +98,23 @@ def retrain_student(
 ) -> Fitted:
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
-    ``teacher`` is its logits of the remaining data, or the model, which is then asked batch by
-    batch about the very inputs that the student sees. ``generator`` orders the remaining data and
-    ``removed_generator`` the removed data, so that the order of the former is the one of every
-    other method.
+    ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that the
+    order of the former is the one of every other method.
     """
     temperature = client_temperature(
         settings, len(retained), 0 if removed is None else len(removed)
     )
-    device = next(student.parameters()).device
-    plain = plain_batches(retained, device, generator, transform)
-    batches = taught_batches(plain, teacher if settings.mu_d > 0 else None, temperature)
+    device = student.device
+    batches = plain_batches(retained, device, generator, transform)
+    if settings.mu_d > 0:
+        batches = teacher.teach(batches, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         batches = with_removed(batches, removed, size, removed_generator)
 
-    asked = 0
     stop = None
     if settings.local_stop and training.local_epochs > 1:
-        logits = teacher
-        if isinstance(logits, nn.Module):
-            logits, asked = predict(logits, retained), len(retained)
-        logits, labels = logits.to(device), retained.labels.to(device)
+        logits, labels = teacher.logits(retained).to(device), retained.labels.to(device)
         said = logits if settings.mu_d > 0 else None
         own = Batch(logits, labels, said, temperature=temperature)
         reference = fetch(goldfish_losses(own, logits, None, settings).risk).item()
@@ -143,9 +140,9 @@ def retrain_student(
                 'set removed_term = "capped" (the default) or "smooth"'
             ) from error
         raise
-    if isinstance(teacher, nn.Module) and settings.mu_d > 0:
-        asked += len(retained) * len(fitted.epoch_risks)
-    return replace(fitted, teacher_samples=asked)
+    if settings.mu_d > 0:
+        teacher.count(len(retained) * len(fitted.epoch_risks))
+    return replace(fitted, teacher_samples=teacher.asked)
 
 
 @dataclass(frozen=True)

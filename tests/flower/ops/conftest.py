@@ -94,7 +94,7 @@ class Trial:
         self.config = folder / "trial.toml"
         self.out = folder / "out"
         self._output = folder / "output"
-        self.deployment = Deployment(folder / "state", nodes, keys=keys)
+        self.deployment = Deployment(folder / "state", nodes, keys=keys, models=["fragile:Fragile"])
         table = "".join(f"{k} = {json.dumps(v)}\n" for k, v in self.deployment.settings.items())
         self.config.write_text(f"{CONFIG}\n[flower]\n{table}")
 

@@ -92,7 +92,7 @@ def test_an_old_certificate_is_noticed(
     monkeypatch.setattr(keys, "SERVER_DAYS", days)
     made = make_keys(tmp_path / "keys", 1)
     found = problems(Checkup(tmp_path, made.folder))
-    assert list(found) == ["server.crt"]
+    assert list(found) == ["server.crt", "runtime-1.crt"]
     assert words in found["server.crt"]
 
 

@@ -15,7 +15,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from goldfish.errors import ConfigError, StoreError
-from goldfish.flower.ops.keys import Keys, check_node_key, check_server, make_keys
+from goldfish.flower.ops.keys import (
+    Keys,
+    add_nodes,
+    check_node_key,
+    check_server,
+    load_certificate,
+    make_keys,
+    remove_node,
+    renew_keys,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +48,7 @@ def test_every_node_has_a_pair_of_its_own(keys: Keys) -> None:
 
 
 def test_private_files_are_for_their_owner_alone(keys: Keys) -> None:
-    assert len(keys.secrets) == 5
+    assert len(keys.secrets) == 5 + 2 * 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys.secrets} == {0o600}
     assert stat.S_IMODE(keys.folder.stat().st_mode) == 0o700
 
@@ -54,17 +63,13 @@ def test_the_certificate_names_every_host(keys: Keys) -> None:
     assert server.not_valid_after_utc > datetime.now(UTC) + timedelta(days=365)
 
 
-@pytest.mark.parametrize(
-    ("host", "fits"), [("flower.example.org", True), ("192.0.2.7", True), ("example.org", False)]
-)
-def test_a_client_trusts_the_server_under_its_names_only(keys: Keys, host: str, fits: bool) -> None:
-    """A real handshake, as strict as OpenSSL can be."""
+def greeted(certificate: Path, key: Path, authority: Path, host: str) -> bool:
+    """Try a real handshake, as strict as OpenSSL can be."""
     server_side, client_side = socket.socketpair()
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(keys.server, keys.server_key)
-    trusting = ssl.create_default_context(cafile=str(keys.authority))
+    serving.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(authority))
     trusting.verify_flags |= ssl.VERIFY_X509_STRICT
-    answers: list[bytes] = []
 
     def serve() -> None:
         try:
@@ -77,13 +82,88 @@ def test_a_client_trusts_the_server_under_its_names_only(keys: Keys, host: str, 
     thread.start()
     try:
         with trusting.wrap_socket(client_side, server_hostname=host) as connection:
-            answers.append(connection.recv(5))
+            return connection.recv(5) == b"hello"
     except ssl.SSLCertVerificationError:
-        answers.append(b"refused")
+        return False
     finally:
         client_side.close()
         thread.join(10)
-    assert answers == [b"hello" if fits else b"refused"]
+
+
+@pytest.mark.parametrize(
+    ("host", "fits"), [("flower.example.org", True), ("192.0.2.7", True), ("example.org", False)]
+)
+def test_a_client_trusts_the_server_under_its_names_only(keys: Keys, host: str, fits: bool) -> None:
+    assert greeted(keys.server, keys.server_key, keys.authority, host) is fits
+
+
+def test_a_superexec_trusts_its_own_node_only(keys: Keys) -> None:
+    """The certificate of another node, or of the server, must not do for this one's."""
+    own, other = keys.runtime(1), keys.runtime(2)
+    assert greeted(own, keys.runtime_key(1), own, "127.0.0.1")
+    assert not greeted(other, keys.runtime_key(2), own, "127.0.0.1")
+    assert not greeted(own, keys.runtime_key(1), keys.authority, "127.0.0.1")
+    assert not greeted(own, keys.runtime_key(1), own, "flower.example.org")
+
+
+def test_certificates_are_renewed_under_the_same_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when they have expired: nodes keep their keys and what they trust."""
+    with monkeypatch.context() as then:
+        then.setattr("goldfish.flower.ops.keys.SERVER_DAYS", 0)  # valid since an hour, until now
+        keys = make_keys(tmp_path / "keys", 2, ["old.example.org"])
+    assert not greeted(keys.server, keys.server_key, keys.authority, "old.example.org")
+    before = {path.name: path.read_bytes() for path in keys.folder.iterdir()}
+    names = [path.name for path in renew_keys(keys.folder, ["new.example.org"])]
+    assert names == sorted(
+        [f"{one}.{end}" for one in ("server", "runtime-1", "runtime-2") for end in ("crt", "key")]
+    )
+    after = {path.name: path.read_bytes() for path in keys.folder.iterdir()}
+    assert {name for name in after if after[name] != before.get(name)} == set(names)
+    assert before.keys() == after.keys()
+    for host in ("localhost", "old.example.org", "new.example.org"):
+        assert greeted(keys.server, keys.server_key, keys.authority, host)
+    assert greeted(keys.runtime(2), keys.runtime_key(2), keys.runtime(2), "127.0.0.1")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in keys.secrets} == {0o600}
+    keys.authority_key.unlink()
+    with pytest.raises(StoreError, match=r"ca\.key is not a readable private key"):
+        renew_keys(keys.folder)
+    assert {path.name: path.read_bytes() for path in keys.folder.iterdir()}.items() <= after.items()
+
+
+def test_no_certificate_outlives_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldfish.flower.ops.keys.AUTHORITY_DAYS", 2)
+    keys = make_keys(tmp_path / "short", 1)
+    renew_keys(keys.folder)
+    ends = [load_certificate(path).not_valid_after_utc for path in (keys.server, keys.authority)]
+    assert ends[0] == ends[1]
+    monkeypatch.setattr("goldfish.flower.ops.keys.AUTHORITY_DAYS", 0)
+    over = make_keys(tmp_path / "over", 1)
+    with pytest.raises(StoreError, match=r"itself has expired.*keys new"):
+        renew_keys(over.folder)
+    with pytest.raises(StoreError, match=r"holds no keys; 'goldfish flower keys new'"):
+        renew_keys(tmp_path)
+
+
+def test_nodes_come_and_go(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys", 2)
+    before = {path: path.read_bytes() for path in keys.folder.iterdir()}
+    remove_node(keys.folder, 1)
+    assert add_nodes(keys.folder, 2) == [3, 4]
+    assert keys.numbers == [2, 3, 4]
+    check_node_key(keys.node_key(4))
+    gone = {path.name for path in before if not path.exists()}
+    assert gone == {
+        "node-1.key",
+        "node-1.pub",
+        *(f"runtime-1.{e}" for e in ("crt", "key", "secret")),
+    }
+    assert all(path.read_bytes() == before[path] for path in before if path.exists())
+    with pytest.raises(ConfigError, match=r"has no node 1; its nodes are 2, 3, 4"):
+        remove_node(keys.folder, 1)
 
 
 def test_nothing_is_overwritten(keys: Keys) -> None:

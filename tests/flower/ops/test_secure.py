@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 
 from goldfish.flower.ops.keys import Keys, make_keys
 from goldfish.flower.ops.processes import Child, executable, free_ports
@@ -15,6 +23,7 @@ from goldfish.flower.ops.up import HOST
 
 pytestmark = pytest.mark.deployment
 
+NOBODY = 65534
 Eventually = Callable[[Callable[[], object]], None]
 
 
@@ -39,6 +48,35 @@ def strangers(case: Any, keys: Keys, other: Keys) -> dict[str, Child]:
     return children
 
 
+def take_work(address: str, certificate: bytes | None, said: Connection) -> None:
+    """Ask a node for its work as another user of its host: the node's certificate is no secret."""
+    if os.getuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    client = RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=certificate is None,
+        root_certificates=certificate,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+    )
+    try:
+        client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        said.send("taken")
+    except httpx.HTTPError as error:
+        said.send(str(error))
+
+
+def try_to_take_work(address: str, certificate: bytes | None) -> str:
+    processes = multiprocessing.get_context("fork")
+    here, there = processes.Pipe()
+    thief = processes.Process(target=take_work, args=(address, certificate, there))
+    thief.start()
+    said = str(here.recv()) if here.poll(30) else "nothing"
+    thief.join(10)
+    return said
+
+
 def test_members_train_and_unlearn_and_strangers_are_refused(
     trial: Callable[..., Any], tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -58,6 +96,9 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
             for child in refused.values():
                 child.kill()
         assert len(deployment.superlink.nodes()) == 3
+        runtime = f"{HOST}:{deployment._node_ports[0]}"
+        assert "401 Unauthorized" in try_to_take_work(runtime, keys.runtime(1).read_bytes())
+        assert try_to_take_work(runtime, None) != "taken"
         case.finish(case.start("--set", both, "--set", short))
     assert "retrain" in case.said
     said = {name: child.said() for name, child in refused.items()}

@@ -70,7 +70,7 @@ def _examine_keys(keys: Keys) -> Iterator[Finding]:
         yield Finding("certificates", False, _unreadable(error))
         return
     yield _look("certificates", partial(_certificates, keys, certificates))
-    for path in certificates:
+    for path in (*certificates, *sorted(keys.folder.glob("runtime-*.crt"))):
         yield _look(path.name, partial(_validity, path))
     if keys.server.exists() or keys.server_key.exists():
         yield _look("server key", partial(_server, keys))
@@ -165,7 +165,7 @@ def _port(port: int) -> str:
 def _certificates(keys: Keys, found: list[Path]) -> str:
     if keys.authority not in found:
         raise DeploymentError(
-            f"{keys.authority} is missing. Copy it from where 'goldfish flower keys' made it; "
+            f"{keys.authority} is missing. Copy it from where 'goldfish flower keys new' made it; "
             "without it no host can tell the SuperLink from a stranger."
         )
     return f"{', '.join(path.name for path in found)} in {keys.folder}"
@@ -180,10 +180,12 @@ def _validity(path: Path) -> str:
         )
     if now > end:
         raise DeploymentError(
-            f"expired on {end:%Y-%m-%d}. Make new ones with 'goldfish flower keys'."
+            f"expired on {end:%Y-%m-%d}. Make new ones with 'goldfish flower keys renew'."
         )
     if now > end - SOON:
-        raise DeploymentError(f"expires on {end:%Y-%m-%d}. Make new ones before that day.")
+        raise DeploymentError(
+            f"expires on {end:%Y-%m-%d}. Make new ones before, with 'goldfish flower keys renew'."
+        )
     return f"valid until {end:%Y-%m-%d}"
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -73,6 +74,18 @@ class Keys:
         """Return the public key of a node, which the SuperLink must be told."""
         return self.folder / f"node-{number}.pub"
 
+    def runtime(self, number: int) -> Path:
+        """Return the certificate by which a node's own superexec knows the node."""
+        return self.folder / f"runtime-{number}.crt"
+
+    def runtime_key(self, number: int) -> Path:
+        """Return the private key of that certificate."""
+        return self.folder / f"runtime-{number}.key"
+
+    def runtime_secret(self, number: int) -> Path:
+        """Return what a node's own superexec shows when it fetches work."""
+        return self.folder / f"runtime-{number}.secret"
+
     @property
     def node_keys(self) -> list[Path]:
         """The private keys of all nodes that lie here."""
@@ -82,7 +95,14 @@ class Keys:
     def secrets(self) -> list[Path]:
         """All files here that nobody but their owner may read."""
         own = [self.authority_key, self.server_key, self.superexec_secret, *self.node_keys]
-        return [path for path in own if path.exists()]
+        runtime = [p for end in ("key", "secret") for p in self.folder.glob(f"runtime-*.{end}")]
+        return [path for path in (*own, *sorted(runtime)) if path.exists()]
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the nodes whose public keys lie here."""
+        found = (re.fullmatch(r"node-(\d+)\.pub", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
 
 
 def make_keys(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> Keys:
@@ -126,18 +146,116 @@ def _write_keys(keys: Keys, nodes: int, names: Sequence[x509.GeneralName]) -> No
     authority_key = ec.generate_private_key(ec.SECP384R1())
     authority = _authority(authority_key)
     server_key = ec.generate_private_key(ec.SECP384R1())
-    server = _server(server_key, names, authority, authority_key)
+    server = _server(server_key, names, authority.subject, authority_key)
     _write(keys.authority_key, _pem(authority_key), secret=True)
     _write(keys.authority, authority.public_bytes(Encoding.PEM))
     _write(keys.server_key, _pem(server_key), secret=True)
     _write(keys.server, server.public_bytes(Encoding.PEM))
     _write(keys.superexec_secret, secrets.token_hex(SECRET_BYTES).encode(), secret=True)
     for number in range(1, nodes + 1):
-        key = ec.generate_private_key(ec.SECP384R1())
-        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        _write(keys.node_key(number), private, secret=True)
-        _write(keys.node_public(number), public + f" node-{number}\n".encode())
+        _write_node(keys, number)
+
+
+def _write_node(keys: Keys, number: int) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(keys.runtime_secret(number), secrets.token_hex(SECRET_BYTES).encode(), secret=True)
+    _write_runtime(keys, number)
+    _write(keys.node_key(number), private, secret=True)
+    _write(keys.node_public(number), public + f" node-{number}\n".encode())
+
+
+def _write_runtime(keys: Keys, number: int) -> None:
+    """Write a certificate that nobody signed but its own key: only this node's superexec trusts it.
+
+    One that the authority signed would be good on the loopback of every other host too.
+    """
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = [_general_name(host) for host in LOOPBACK]
+    certificate = _server(key, names, _name(f"Goldfish node {number}"), key)
+    _write(keys.runtime_key(number), _pem(key), secret=True)
+    _write(keys.runtime(number), certificate.public_bytes(Encoding.PEM))
+
+
+def add_nodes(folder: Path, nodes: int) -> list[int]:
+    """Make the files of further nodes, and return their numbers; nothing else changes."""
+    keys = _existing(folder)
+    first = max(keys.numbers, default=0) + 1
+    numbers = list(range(first, first + nodes))
+    with _in_words(keys.folder):
+        for number in numbers:
+            _write_node(keys, number)
+    return numbers
+
+
+def renew_keys(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
+    """Make the certificates anew, with new keys, under the same authority; return what changed.
+
+    Nodes keep their keys, and need nothing new to trust the SuperLink. The new certificate is good
+    for the names of the old one, and for ``hosts``. Files are replaced one by one: a certificate
+    and a key that do not fit, after a crash, are renewed once more.
+    """
+    keys = _existing(folder)
+    authority = load_certificate(keys.authority)
+    end = authority.not_valid_after_utc
+    if datetime.now(UTC) > end:
+        raise StoreError(
+            f"{keys.authority} itself has expired on {end:%Y-%m-%d}. Make the keys of the whole "
+            "federation anew with 'goldfish flower keys new'."
+        )
+    authority_key = _private_key(keys.authority_key)
+    if authority_key.public_key() != authority.public_key():
+        raise StoreError(f"{keys.authority_key} is not the key of {keys.authority}.")
+    before = load_certificate(keys.server).extensions
+    names = list(before.get_extension_for_class(x509.SubjectAlternativeName).value)
+    names += [name for host in hosts if (name := _general_name(host)) not in names]
+    part = keys.folder / f".{os.getpid()}.part"
+    with _in_words(keys.folder):
+        part.mkdir(mode=0o700)
+        try:
+            new = Keys(part)
+            key = ec.generate_private_key(ec.SECP384R1())
+            _write(new.server_key, _pem(key), secret=True)
+            server = _server(key, names, authority.subject, authority_key, end)
+            _write(new.server, server.public_bytes(Encoding.PEM))
+            for number in keys.numbers:
+                _write_runtime(new, number)
+            return sorted(path.replace(keys.folder / path.name) for path in part.iterdir())
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def remove_node(folder: Path, number: int) -> None:
+    """Delete the files of a node. The SuperLink must be told too: 'flwr supernode unregister'."""
+    keys = _existing(folder)
+    if number not in keys.numbers:
+        known = ", ".join(map(str, keys.numbers))
+        raise ConfigError(f"{keys.folder} has no node {number}; its nodes are {known}.")
+    with _in_words(keys.folder):
+        for path in (
+            keys.node_key(number),
+            keys.runtime(number),
+            keys.runtime_key(number),
+            keys.runtime_secret(number),
+            keys.node_public(number),
+        ):
+            path.unlink(missing_ok=True)
+
+
+def _existing(folder: Path) -> Keys:
+    keys = Keys(folder.resolve())
+    if not keys.authority.exists():
+        raise StoreError(f"{keys.folder} holds no keys; 'goldfish flower keys new' makes them.")
+    return keys
+
+
+@contextlib.contextmanager
+def _in_words(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be written: {error}.") from error
 
 
 def load_certificate(path: Path) -> x509.Certificate:
@@ -157,14 +275,22 @@ def check_server(keys: Keys) -> None:
         raise StoreError(
             f"{keys.server} was not signed by {keys.authority}. Take both from one key folder."
         ) from None
-    try:
-        key = load_pem_private_key(keys.server_key.read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StoreError(f"{keys.server_key} is not a readable private key: {error}.") from error
-    if key.public_key() != server.public_key():
+    if _private_key(keys.server_key).public_key() != server.public_key():
         raise StoreError(
             f"{keys.server_key} is not the key of {keys.server}. Take both from one key folder."
         )
+
+
+def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StoreError(f"{path} is not a readable private key: {error}.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise StoreError(
+            f"{path} is not an elliptic-curve key; 'goldfish flower keys new' makes one."
+        )
+    return key
 
 
 def check_node_key(path: Path) -> None:
@@ -174,7 +300,9 @@ def check_node_key(path: Path) -> None:
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise StoreError(f"{path} is not a readable OpenSSH private key: {error}.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise StoreError(f"{path} is not an elliptic-curve key; 'goldfish flower keys' makes one.")
+        raise StoreError(
+            f"{path} is not an elliptic-curve key; 'goldfish flower keys new' makes one."
+        )
 
 
 def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
@@ -190,12 +318,15 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
 def _server(
     key: ec.EllipticCurvePrivateKey,
     names: Sequence[x509.GeneralName],
-    authority: x509.Certificate,
+    authority: x509.Name,
     authority_key: ec.EllipticCurvePrivateKey,
+    end: datetime | None = None,
 ) -> x509.Certificate:
+    """Return a certificate that ends in some years, or with the authority if that is sooner."""
+    subject = authority if key is authority_key else _name("Goldfish SuperLink")
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     return (
-        _builder(_name("Goldfish SuperLink"), authority.subject, key, SERVER_DAYS)
+        _builder(subject, authority, key, SERVER_DAYS, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -206,9 +337,14 @@ def _server(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    end: datetime | None = None,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
+    usual = now + timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -217,7 +353,7 @@ def _builder(
         .serial_number(x509.random_serial_number())
         # Clocks of the federation's hosts need not agree to the minute.
         .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(usual if end is None else min(usual, end))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

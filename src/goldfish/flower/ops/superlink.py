@@ -84,5 +84,7 @@ def _public_bytes(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} is not a readable OpenSSH public key: {error}.") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise StoreError(f"{path} is not an elliptic-curve key; 'goldfish flower keys' makes one.")
+        raise StoreError(
+            f"{path} is not an elliptic-curve key; 'goldfish flower keys new' makes one."
+        )
     return public_key_to_bytes(key)

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,8 +43,9 @@ class Deployment:
     A context manager: inside it all nodes are online, and after it no process is left. ``folder``
     keeps the SuperLink's database, what the clients keep (``node-N``), Flower's own files and the
     logs, so that the next deployment in it goes on with the same federation. With ``keys``
-    everything speaks TLS and every node shows its key. The SuperLink leaves the server app to a
-    superexec of its own: so a run survives when the SuperLink is restarted.
+    everything speaks TLS, every node shows its key, and gives its work to its own superexec alone.
+    The SuperLink leaves the server app to a superexec of its own: so a run survives when the
+    SuperLink is restarted. ``data_dir``, ``path`` and ``models`` are the nodes' own settings.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class Deployment:
         *,
         keys: Path | None = None,
         data_dir: Path | None = None,
+        path: Path | None = None,
+        models: Sequence[str] = (),
         port: int | None = None,
     ) -> None:
         if nodes < 1:
@@ -61,7 +64,12 @@ class Deployment:
         self.folder = folder.resolve()
         self.keys = None if keys is None else _checked(Keys(keys.resolve()), nodes)
         self.nodes = nodes
-        self._data_dir = data_dir
+        self._own: dict[str, Scalar] = {}
+        for name, place in (("data-dir", data_dir), ("path", path)):
+            if place is not None:
+                self._own[name] = str(place.resolve())
+        if models:
+            self._own["models"] = " ".join(models)
         if port is not None and not is_free(HOST, port):
             raise DeploymentError(f"Port {port} of {HOST} is in use. Choose another --port.")
         own, *self._node_ports = free_ports(nodes + 1, HOST)
@@ -121,8 +129,9 @@ class Deployment:
             numbers = range(1, self.nodes + 1)
             self.superlink.register([self.keys.node_public(n) for n in numbers])
         self.start_child("superexec")
-        for number in range(1, self.nodes + 1):
-            self.start_child(f"node-{number}")
+        for name in self.children:
+            if name.startswith("node-"):
+                self.start_child(name)
         self.wait_online()
 
     def start_superlink(self) -> None:
@@ -181,7 +190,7 @@ class Deployment:
     def stop(self) -> None:
         """End all processes and what they started: the nodes first, so that they can sign off."""
         try:
-            stop(self._node_children())
+            stop(child for name, child in self.children.items() if name.startswith("node-"))
         finally:
             try:
                 stop([self.children["superexec"], self.children["superlink"]])
@@ -197,6 +206,7 @@ class Deployment:
         path = self.folder / "lock"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)  # one of an earlier version was open to all
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StoreError(f"{self.folder} cannot be used: {error}.") from error
@@ -252,6 +262,16 @@ class Deployment:
             command = ["flower-supernode", *self._node_options(number)]
             home = self.node_folder(number) / "flwr"
             children[f"node-{number}"] = self._child(f"node-{number}", command, home)
+            if self.keys is not None:
+                name, address = f"node-{number}-superexec", f"{HOST}:{self._node_ports[number - 1]}"
+                command = ["flower-superexec", "--runtime-api-address", address]
+                command += _options(
+                    {
+                        "--root-certificates": self.keys.runtime(number),
+                        "--superexec-auth-secret-file": self.keys.runtime_secret(number),
+                    }
+                )
+                children[name] = self._child(name, command, home)
         return children
 
     def _child(self, name: str, command: list[str], home: Path | None = None) -> Child:
@@ -285,23 +305,26 @@ class Deployment:
     def _node_options(self, number: int) -> list[str]:
         port = self._node_ports[number - 1]
         common = ["--superlink", self.superlink.address, "--host", HOST, "--port", str(port)]
-        common += ["--isolation", "subprocess", "--node-config", self._node_config(number)]
+        common += ["--node-config", self._node_config(number)]
         if self.keys is None:
-            return [*common, "--insecure"]
+            return [*common, "--isolation", "subprocess", "--insecure"]
         files = {
             "--root-certificates": self.keys.authority,
             "--auth-supernode-private-key": self.keys.node_key(number),
+            "--ssl-ca-certfile": self.keys.runtime(number),
+            "--ssl-certfile": self.keys.runtime(number),
+            "--ssl-keyfile": self.keys.runtime_key(number),
+            "--superexec-auth-secret-file": self.keys.runtime_secret(number),
         }
-        return [*common, *_options(files)]
+        return [*common, "--isolation", "process", *_options(files)]
 
     def _node_config(self, number: int) -> str:
         settings: dict[str, Scalar] = {
             "partition-id": number - 1,
             "num-partitions": self.nodes,
             "state-dir": str(self.node_folder(number)),
+            **self._own,
         }
-        if self._data_dir is not None:
-            settings["data-dir"] = str(self._data_dir.resolve())
         lines = tomli_w.dumps(settings).splitlines()
         return " ".join(line.replace(" = ", "=", 1) for line in lines)  # as Flower wants them
 
@@ -328,12 +351,16 @@ def _checked(keys: Keys, nodes: int) -> Keys:
     """Return the keys when all that a deployment of so many nodes needs is there and fits."""
     check_server(keys)
     if not keys.superexec_secret.exists():
-        raise StoreError(f"{keys.superexec_secret} is missing; 'goldfish flower keys' makes one.")
+        raise StoreError(
+            f"{keys.superexec_secret} is missing; 'goldfish flower keys new' makes one."
+        )
     for number in range(1, nodes + 1):
-        if not keys.node_key(number).exists():
+        needed = (keys.node_key, keys.runtime, keys.runtime_key, keys.runtime_secret)
+        if not all(path(number).exists() for path in needed):
             raise StoreError(
                 f"{keys.folder} has keys for {len(keys.node_keys)} nodes, and {nodes} are to "
-                "start. Make as many with 'goldfish flower keys', or start fewer."
+                f"start; all files of node {number} must be there. 'goldfish flower keys add' "
+                "makes those of further nodes."
             )
         check_node_key(keys.node_key(number))
     return keys

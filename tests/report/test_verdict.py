@@ -1,4 +1,4 @@
-"""Verdicts by every test a run may have: each alone, together, and where none can tell."""
+"""Verdicts by every test a run may have, and the headline: what the numbers say, good or bad."""
 
 from __future__ import annotations
 
@@ -6,15 +6,30 @@ from typing import Any
 
 import pytest
 
-from goldfish.report.contents import notes
-from goldfish.report.verdicts import Verdict, judged_rows, verdicts
-from goldfish.report.words import headline
+from goldfish.report.page import notes
+from goldfish.report.verdict import Headline, Verdict, asked_sentence, headline, verdicts
+from goldfish.results import Result
 
-Result = dict[str, Any]
+Made = dict[str, Any]
 
 
-def judged(result: Result, name: str = "goldfish") -> Verdict:
-    return verdicts(result)[name]
+def judged(result: Made, name: str = "goldfish") -> Verdict:
+    return verdicts(Result.model_validate(result))[name]
+
+
+def told(result: Made) -> Headline:
+    return headline(Result.model_validate(result))
+
+
+def text(result: Made) -> str:
+    found = told(result)
+    return " ".join([found.verdict, found.asked, *found.sentences])
+
+
+def set_success(result: Made, **values: float) -> Made:
+    for name, value in values.items():
+        result["methods"][name]["final"]["backdoor_success"] = value
+    return result
 
 
 @pytest.mark.parametrize(
@@ -182,7 +197,7 @@ def test_a_removed_class(
     assert (found.status, found.short) == (status, short)
     assert "Accuracy on the removed class 4 (36 test images) fell" in found.sentences[0]
     accuracy = "Accuracy on 323 clean test images of the remaining classes, with 95 % intervals: "
-    assert any(text.startswith(accuracy) for text in headline(result).sentences)
+    assert any(text.startswith(accuracy) for text in told(result).sentences)
 
 
 def test_a_model_that_takes_everything_for_the_removed_class_does_not_know_it(
@@ -211,7 +226,7 @@ def test_what_was_not_honoured_comes_first(make_result: Any) -> None:
     """Whatever the tests find: here they find the backdoor gone."""
     result = make_result()
     result["methods"]["goldfish"]["not_honoured"] = [FAILED]
-    found = headline(result)
+    found = told(result)
     assert (found.status, found.verdict) == ("kept", "Not honoured: the request of client-1")
     sentence = (
         "Not honoured by goldfish: the request of client-1 to remove samples (took part in 0 of 5 "
@@ -219,14 +234,14 @@ def test_what_was_not_honoured_comes_first(make_result: Any) -> None:
     )
     assert found.sentences[0] == sentence
     assert "Backdoor success fell" in found.sentences[1]
-    assert ("goldfish", sentence) in notes(result)
+    assert ("goldfish", sentence) in notes(Result.model_validate(result))
 
 
 def test_others_that_did_not_honour_a_request_are_named(make_result: Any) -> None:
     result = make_result(["origin", "goldfish", "retrain", "sisa"])
     result["methods"]["sisa"] |= {"not_honoured": [FAILED | {"kind": "client"}]}
-    sentences = headline(result).sentences
-    assert headline(result).status == "gone"
+    sentences = told(result).sentences
+    assert told(result).status == "gone"
     assert (
         "Not honoured by sisa: the request of client-1 to remove all of its data (took part in 0 "
         "of 5 rounds)."
@@ -243,15 +258,16 @@ def test_a_gap_beyond_origins_is_flagged(make_result: Any, remember: Any) -> Non
         "The memory gap of fed-recovery (0.194) exceeds that of origin (0.085), which was trained "
         "on the removed samples."
     )
-    assert sentence in headline(result).sentences
-    assert notes(result) == [("fed-recovery", sentence)]
+    assert sentence in told(result).sentences
+    assert notes(Result.model_validate(result)) == [("fed-recovery", sentence)]
 
 
 def test_a_method_with_a_training_of_its_own_is_held_against_that(make_result: Any) -> None:
     """The others outvote sisa's poisoned client from the start: its backdoor never took."""
     result = make_result(["origin", "sisa", "retrain"])
-    trained = {"accuracy": 91.9, "backdoor_success": 3.0, "without_trigger": 0.1}
-    result["methods"]["sisa"]["training"] = {"final": trained, "cost": {}}
+    own = result["methods"]["sisa"]
+    trained = own["final"] | {"backdoor_success": 3.0, "without_trigger": 0.1}
+    own["training"] = {"final": trained, "cost": {}}
     found = judged(result, "sisa")
     assert (found.status, found.title) == ("unclear", "No verdict: the backdoor never took")
     assert "from 3.0 % (sisa's own training) to 0.4 % (sisa)" in found.sentences[0]
@@ -270,10 +286,9 @@ def test_the_yardstick_has_a_verdict_of_its_own(make_result: Any, remember: Any)
     [
         ({"clean_samples": 12}, "it takes a test set with some of each class"),
         ({"removed_samples": None, "clean_samples": None}, "are with their clients alone"),
-        ({}, "were not compared"),
     ],
 )
-def test_what_it_would_take(make_result: Any, deletion: Result, words: str) -> None:
+def test_what_it_would_take(make_result: Any, deletion: Made, words: str) -> None:
     result = make_result(["origin", "goldfish"], backdoor=False)
     result["deletion"] |= deletion
     found = judged(result)
@@ -283,9 +298,169 @@ def test_what_it_would_take(make_result: Any, deletion: Result, words: str) -> N
 
 
 def test_every_method_has_a_short_verdict(make_grown: Any) -> None:
-    rows = judged_rows(make_grown())
-    assert len(rows) == 11
-    assert all(row.verdict for row in rows if row.method != "origin")
-    assert {row.method: row.verdict for row in rows}["fed-recovery"] == (
-        "backdoor works, remembers, accuracy lost"
+    found = verdicts(Result.model_validate(make_grown()))
+    assert len(found) == 10
+    assert all(verdict.short for verdict in found.values())
+    assert found["fed-recovery"].short == "backdoor works, remembers, accuracy lost"
+
+
+def test_gone(make_result: Any) -> None:
+    found = told(make_result())
+    assert found.status == "gone"
+    assert found.asked == "Asked: remove 107 samples (7.4 % of the training data) of client-1."
+    assert found.sentences[0] == (
+        "Backdoor success fell from 99.6 % (origin) to 0.6 % (goldfish); "
+        "retraining from scratch gives 0.3 %."
     )
+    accuracy = "95.8 % (origin), 95.5 % (goldfish), 95.1 % (retrain)"
+    assert f"Accuracy on 10,000 clean test images: {accuracy}." in found.sentences
+
+
+@pytest.mark.parametrize(
+    ("origin", "goldfish", "retrain", "status", "words"),
+    [
+        (99.6, 5.2, 0.3, "gone", "fell from 99.6 %"),  # 4.9 % of the way is left
+        (99.6, 5.4, 0.3, "partly", "fell from 99.6 %"),  # 5.1 %
+        (99.6, 49.0, 0.3, "partly", "Part of what the removed data taught is still there"),
+        (99.6, 90.0, 0.3, "kept", "fell only from 99.6 % (origin) to 90.0 % (goldfish)"),
+        (90.0, 95.0, 0.3, "kept", "did not fall: it went from 90.0 % (origin) to 95.0 %"),
+        (90.0, 90.0, 0.3, "kept", "did not fall: it is 90.0 % in origin and in goldfish"),
+        (8.0, 1.0, 0.3, "unclear", "the backdoor never took"),
+        (10.2, 0.3, 0.3, "unclear", "the backdoor never took"),  # 9.9 points
+        (10.4, 0.3, 0.3, "gone", "as far as a weak backdoor can show"),  # 10.1 points
+        (12.7, 0.0, 0.0, "gone", "Weak evidence: in origin the trigger adds only 12.7 points more"),
+        (50.4, 0.3, 0.3, "gone", "as far as the backdoor test can show"),  # 50.1 points
+        (50.0, 45.0, 45.0, "unclear", "this test cannot tell"),
+        (20.0, 1.0, 40.0, "unclear", "this test cannot tell"),  # retrain has more than origin
+    ],
+)
+def test_backdoor(
+    make_result: Any, origin: float, goldfish: float, retrain: float, status: str, words: str
+) -> None:
+    result = set_success(make_result(), origin=origin, goldfish=goldfish, retrain=retrain)
+    assert told(result).status == status
+    assert words in text(result)
+
+
+def test_a_ruined_model_is_no_success(make_result: Any) -> None:
+    result = make_result()
+    result["methods"]["goldfish"]["final"]["accuracy"] = 10.0
+    assert told(result).status == "partly"
+    assert "85.1 points less accurate than retrain" in text(result)
+
+
+@pytest.mark.parametrize(("accuracy", "status"), [(90.2, "gone"), (90.0, "partly")])
+def test_five_points_of_accuracy_may_go(make_result: Any, accuracy: float, status: str) -> None:
+    """Retrain has 95.1 %."""
+    result = make_result()
+    result["methods"]["goldfish"]["final"]["accuracy"] = accuracy
+    assert told(result).status == status
+
+
+def test_cost_names_rounds_only_where_they_differ(make_result: Any) -> None:
+    result = make_result()
+    steps = (
+        "goldfish took 5.89 s and 285 gradient steps; retrain took 15.5 s and 750 gradient steps."
+    )
+    assert steps in told(result).sentences
+    del result["methods"]["goldfish"]["rounds"][6:]
+    assert (
+        "goldfish took 5.89 s and 285 gradient steps in 6 rounds; "
+        "retrain took 15.5 s and 750 gradient steps in 10 rounds."
+    ) in told(result).sentences
+
+
+def test_no_retrain(make_result: Any) -> None:
+    found = told(make_result(["origin", "goldfish"]))
+    assert found.status == "gone"
+    assert "The run has no retrain" in found.sentences[0]
+
+
+def test_retrain_diverged(make_result: Any) -> None:
+    result = make_result()
+    result["methods"]["retrain"] = {"diverged": "non-finite loss in round 2", "rounds": []}
+    assert "retrain gave no model to compare with" in text(result)
+    assert "retrain diverged: non-finite loss in round 2." in text(result)
+
+
+def test_goldfish_diverged(make_result: Any) -> None:
+    result = make_result()
+    result["methods"]["goldfish"] = {"diverged": "non-finite loss on client-1", "rounds": []}
+    assert told(result).status == "unclear"
+    assert "goldfish diverged and gives no model: non-finite loss on client-1." in text(result)
+
+
+def test_no_test_at_all(make_result: Any) -> None:
+    result = make_result(backdoor=False)
+    assert told(result).status == "unclear"
+    assert told(result).verdict == "No verdict: nothing to test"
+    assert "with their clients alone" in text(result)
+    assert "closer to retrain's than origin's are (JSD 0.0234 against 0.0627)" in text(result)
+    assert "no retrain to compare with" in text(make_result(["origin", "goldfish"], backdoor=False))
+
+
+def test_only_retrain_and_only_origin(make_result: Any) -> None:
+    found = told(make_result(["origin", "retrain"]))
+    assert found.status == "gone"
+    assert "it is the yardstick itself" in found.sentences[0]
+    assert told(make_result(["origin"])).status == "unclear"
+
+
+def test_the_method_that_the_reader_asked_for_leads(make_result: Any) -> None:
+    assert "4.1 % (rapid-retrain)" in text(make_result(["origin", "retrain", "rapid-retrain"]))
+    result = make_result(["origin", "fed-recovery", "goldfish", "retrain"])
+    assert told(result).verdict.startswith("Not gone: the backdoor still works")
+    assert "fell only from 99.6 % (origin) to 61.0 % (fed-recovery)" in text(result)
+    assert "Verdicts on the other methods: goldfish: backdoor gone." in text(result)
+
+
+def test_other_methods_and_notes_are_named(make_result: Any) -> None:
+    result = make_result(["origin", "goldfish", "retrain", "sisa", "fed-recovery"])
+    result["methods"]["goldfish"]["notes"] = ["shards were shared: this is not exact"]
+    assert "Backdoor success of the other methods: sisa 0.4 % and fed-recovery 61.0 %." in text(
+        result
+    )
+    assert "shards were shared: this is not exact." in told(result).sentences
+
+
+@pytest.mark.parametrize(
+    ("kind", "clients", "expected"),
+    [
+        ("client", ["a"], "Asked: remove everything that a contributed, 107 samples (7.4 % of"),
+        ("class", ["a", "b"], "Asked: remove class 3 from the data of a and b, 107 samples"),
+        ("samples", ["a", "b", "c"], "training data) of a, b and c."),
+        ("samples", list("abcde"), "training data) of 5 clients."),
+        ("samples", [], "Asked: nothing"),
+    ],
+)
+def test_asked(make_result: Any, kind: str, clients: list[str], expected: str) -> None:
+    result = make_result()
+    label = 3 if kind == "class" else None
+    result["deletion"]["requests"] = [
+        {"client_id": c, "samples": 9, "kind": kind, "class_label": label} for c in clients
+    ]
+    assert expected in asked_sentence(Result.model_validate(result))
+
+
+@pytest.mark.parametrize(
+    ("speed_up", "words"),
+    [
+        (3.21, "goldfish reached retrain's quality 3.2 times sooner than retrain itself (4.12 s"),
+        (0.25, "goldfish reached retrain's quality 4.0 times later than retrain itself (4.12 s"),
+        (1.02, "goldfish reached retrain's quality about as soon as retrain itself"),
+        (0.98, "goldfish reached retrain's quality about as soon as retrain itself"),
+    ],
+)
+def test_speed_up(make_grown: Any, speed_up: float, words: str) -> None:
+    result = make_grown()
+    result["methods"]["goldfish"]["speed_up"] = speed_up
+    assert words in text(result)
+
+
+def test_quality_not_reached(make_grown: Any) -> None:
+    result = make_grown(["origin", "retrain", "rapid-retrain"])
+    assert "rapid-retrain did not reach retrain's quality in its 10 rounds." in text(result)
+    result = make_grown(["origin", "retrain", "rapid-retrain"], seeds=3)
+    assert "rapid-retrain reached retrain's quality in 2 of 3 seeds only." in text(result)
+    assert "All numbers are means over 3 seeds." in text(result)
+    assert "quality" not in text(make_grown(["origin", "retrain"]))

@@ -1,0 +1,548 @@
+"""Whether the removed data is gone from each method's model, and the top of the page in words.
+
+A run has up to three tests: the backdoor, the accuracy on a removed class, and the losses of the
+removed samples beside those of unseen ones. The worst finding leads; a request that was not
+carried out comes before all of them, and a model that lost its accuracy passes none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from goldfish.report.formatting import (
+    NOTHING,
+    count,
+    decimal,
+    gap,
+    listing,
+    percent,
+    plural,
+    seconds,
+    wilson,
+)
+from goldfish.results import ORIGIN, YARDSTICK, Final, Interval, Memory, MethodResult, Result
+
+Status: TypeAlias = Literal["gone", "partly", "kept", "unclear"]
+RANKS: Mapping[Status, int] = {"unclear": 0, "gone": 1, "partly": 2, "kept": 3}
+"""The worse a finding, the higher; what can be told comes before what cannot."""
+KINDS = {"samples": "samples", "class": "a class", "client": "all of its data"}
+ABOUT = 1.05
+"""Times that differ by less than this factor count as the same."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the numbers say of one method."""
+
+    status: Status
+    title: str
+    short: str
+    """The same in a word or two, for a table."""
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Finding(Verdict):
+    """What one test says; the title of ``gone`` is made of the tests that say so."""
+
+    by: str
+    """The test, as in "gone, as far as ... can show"."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A method's model beside the one that it began from, and beside retrain's."""
+
+    result: Result
+    name: str
+    after: Final
+    before_name: str
+    before: Final | None
+    retrain: Final | None
+    """None where there is none, and for retrain itself."""
+
+    def retrained(self, read: Callable[[Final], float | None]) -> float | None:
+        """Return a number of retrain's model, if there is one."""
+        return None if self.retrain is None else read(self.retrain)
+
+    def rates(self, read: Callable[[Final], float | None]) -> str:
+        """List how often the models say what is looked for anyway; empty where all hardly do."""
+        models = {self.before_name: self.before, self.name: self.after, YARDSTICK: self.retrain}
+        known = {
+            name: rate
+            for name, model in models.items()
+            if model is not None and (rate := read(model)) is not None
+        }
+        if max(known.values(), default=0.0) < self.result.margins.noted:
+            return ""
+        return listing([f"{percent(rate)} ({name})" for name, rate in known.items()])
+
+    def by_retrain(self, read: Callable[[Final], float | None]) -> str:
+        """End the sentence on a percentage with what retraining gives."""
+        value = self.retrained(read)
+        if self.name == YARDSTICK:
+            return ". Retraining never sees the removed data: it is the yardstick itself."
+        if YARDSTICK not in self.result.methods:
+            return (
+                ". The run has no retrain, so what a model without the data would give is not "
+                "known."
+            )
+        if value is None:
+            return ". retrain gave no model to compare with."
+        return f"; retraining from scratch gives {percent(value)}."
+
+
+def verdicts(result: Result) -> dict[str, Verdict]:
+    """Return the verdict on each method's model."""
+    return {name: _judge(name, result) for name in result.methods if name != ORIGIN}
+
+
+def not_honoured(name: str, result: Result) -> list[str]:
+    """Say which requests a method did not carry out."""
+    return [
+        f"Not honoured by {name}: the request of {lost.client_id} to remove {KINDS[lost.kind]} "
+        f"({lost.reason})."
+        for lost in result.methods[name].not_honoured
+    ]
+
+
+def exceeding(name: str, result: Result) -> list[str]:
+    """Point out a method that knows the removed samples better than the model it began from."""
+    before_name, before = _before(name, result)
+    ours, theirs = result.methods[name].get("memory_gap"), getattr(before, "memory_gap", None)
+    if name in (ORIGIN, YARDSTICK) or ours is None or theirs is None:
+        return []
+    if ours - theirs <= result.margins.memory:
+        return []
+    return [
+        f"The memory gap of {name} ({gap(ours)}) exceeds that of {before_name} ({gap(theirs)}), "
+        "which was trained on the removed samples."
+    ]
+
+
+def _before(name: str, result: Result) -> tuple[str, Final | None]:
+    """Return what the method began from: its own training, or origin."""
+    training = result.methods[name].training
+    if training is not None:
+        return f"{name}'s own training", training.final
+    return ORIGIN, result.methods.get(ORIGIN, MethodResult()).final
+
+
+def _judge(name: str, result: Result) -> Verdict:
+    method = result.methods[name]
+    if method.final is None:
+        sentence = f"{name} diverged and gives no model: {stopped(method.diverged)}"
+        return Verdict("unclear", f"No verdict: {name} diverged", "diverged", [sentence])
+    retrain = None if name == YARDSTICK else result.retrain.final
+    case = _Case(result, name, method.final, *_before(name, result), retrain)
+    found = [f for f in (_backdoor(case), _removed_class(case)) if f is not None]
+    if name == YARDSTICK:
+        verdict = replace(_leading(found) or _itself(method.final), short="yardstick")
+    else:
+        if method.final.memory is not None:
+            found.append(_memory(case, method.final.memory))
+        verdict = _leading(found) or _nothing_measured(name, result)
+    verdict = _with_collapse(case, verdict)
+    if not method.not_honoured:
+        return verdict
+    clients = dict.fromkeys(lost.client_id for lost in method.not_honoured)
+    title = f"Not honoured: the request of {listing(list(clients))}"
+    sentences = [*not_honoured(name, result), *verdict.sentences]
+    return Verdict("kept", title, "not honoured", sentences)
+
+
+def _leading(found: Sequence[_Finding]) -> Verdict | None:
+    """Return the verdict that all findings give together: the worst of them leads."""
+    if not found:
+        return None
+    ordered = sorted(found, key=lambda finding: -RANKS[finding.status])
+    first = ordered[0]
+    same = [finding for finding in ordered if finding.status == first.status]
+    title, short = first.title, ", ".join(finding.short for finding in same)
+    if first.status == "gone":
+        title = f"Gone, as far as {listing([finding.by for finding in same])} can show"
+        short = "gone" if len(same) > 1 else short
+    sentences = [sentence for finding in ordered for sentence in finding.sentences]
+    return Verdict(first.status, title, short, sentences)
+
+
+def _with_collapse(case: _Case, verdict: Verdict) -> Verdict:
+    """Take back a verdict where the model lost much of its accuracy."""
+    origin = case.result.methods.get(ORIGIN, MethodResult()).final
+    base, name = (case.retrain, YARDSTICK) if case.retrain else (origin, ORIGIN)
+    lost = 0.0 if base is None else base.accuracy - case.after.accuracy
+    if lost <= case.result.margins.collapse:
+        return verdict
+    sentence = (
+        f"{case.name} is {lost:.1f} points less accurate than {name}: it lost more than the "
+        "removed data."
+    )
+    return Verdict(
+        "kept" if verdict.status == "kept" else "partly",
+        f"{verdict.title}; much of the accuracy is lost",
+        f"{verdict.short}, accuracy lost",
+        [sentence, *verdict.sentences],
+    )
+
+
+def _fall(case: _Case, what: str, was: float, now: float, left: float) -> str:
+    """Begin the sentence on a percentage that should have fallen."""
+    both = f"{percent(was)} ({case.before_name}) to {percent(now)} ({case.name})"
+    if percent(was) == percent(now):
+        return f"{what} did not fall: it is {percent(was)} in {case.before_name} and in {case.name}"
+    if now > was:
+        return f"{what} did not fall: it went from {both}"
+    return f"{what} fell {'only ' if left >= case.result.margins.kept else ''}from {both}"
+
+
+def _left(after: float, before: float, floor: float | None) -> tuple[float, float]:
+    """Return by how much a test tells before from retrain, and which share of it is left."""
+    signal = before - (floor or 0.0)
+    return signal, (after - (floor or 0.0)) / signal if signal > 0 else 1.0
+
+
+def _backdoor(case: _Case) -> _Finding | None:
+    before, after, margins = case.before, case.after, case.result.margins
+    if before is None or before.backdoor_success is None or after.backdoor_success is None:
+        return None
+    by, floor = "the backdoor test", case.retrained(lambda model: model.trigger_adds)
+    signal, left = _left(after.trigger_adds or 0.0, before.trigger_adds or 0.0, floor)
+    moved = _fall(case, "Backdoor success", before.backdoor_success, after.backdoor_success, left)
+    sentences = [f"{moved}{case.by_retrain(lambda model: model.backdoor_success)}"]
+    if rates := case.rates(lambda model: model.without_trigger):
+        sentences.append(
+            f"Without the trigger {rates} of the same images get the attacker's label: only what "
+            "the trigger adds counts."
+        )
+    if signal < margins.signal:
+        title = "No verdict: the backdoor never took"
+        sentences.append(
+            "Before the deletion the trigger had hardly more effect than in a model without the "
+            "data, so this test cannot tell whether the data is gone."
+        )
+        return _Finding("unclear", title, "no verdict", sentences, by)
+    if signal < margins.weak:
+        by = "a weak backdoor"
+        beyond = "0" if floor is None else "what it adds in retrain"
+        sentences.append(
+            f"Weak evidence: in {case.before_name} the trigger adds only {signal:.1f} points more "
+            f"than {beyond}."
+        )
+    if left >= margins.kept:
+        title = "Not gone: the backdoor still works"
+        return _Finding("kept", title, "backdoor works", sentences, by)
+    if left > margins.gone:
+        title = "Partly gone: some of the backdoor is left"
+        sentences.append("Part of what the removed data taught is still there.")
+        return _Finding("partly", title, "backdoor in part", sentences, by)
+    return _Finding("gone", "", "backdoor gone", sentences, by)
+
+
+def removed_class_name(result: Result) -> str:
+    """Return what the removed classes are called; empty where none was removed."""
+    found = [str(label) for label in result.deletion.removed_classes]
+    return f"the removed {'class' if len(found) == 1 else 'classes'} {listing(found)}" * bool(found)
+
+
+def _removed_class(case: _Case) -> _Finding | None:
+    before, after, margins = case.before, case.after, case.result.margins
+    was = None if before is None else before.removed_class_accuracy
+    now = after.removed_class_accuracy
+    if before is None or was is None or now is None:
+        return None
+    floor = case.retrained(lambda model: model.class_known)
+    signal, left = _left(after.class_known or 0.0, before.class_known or 0.0, floor)
+    what, images = removed_class_name(case.result), case.result.test_images.removed_class
+    moved = _fall(case, f"Accuracy on {what} ({count(images)} test images)", was, now, left)
+    by = f"the accuracy on {what}"
+    sentences = [f"{moved}{case.by_retrain(lambda model: model.removed_class_accuracy)}"]
+    if rates := case.rates(lambda model: model.mistaken_for_removed):
+        sentences.append(
+            f"Of the images of other classes {rates} are taken for it too: that is subtracted."
+        )
+    if signal < margins.signal:
+        title = f"No verdict: {case.before_name} hardly knew {what}"
+        return _Finding("unclear", title, "no verdict", sentences, by)
+    if left >= margins.kept:
+        title = f"Not gone: {case.name} still knows {what}"
+        return _Finding("kept", title, "class known", sentences, by)
+    if left > margins.gone:
+        title = f"Partly gone: {case.name} knows {what} in part"
+        return _Finding("partly", title, "class in part", sentences, by)
+    return _Finding("gone", "", "class gone", sentences, by)
+
+
+def _memory(case: _Case, memory: Memory) -> _Finding:
+    name, before = case.name, None if case.before is None else case.before.memory
+    finding, clean = memory.judged.finding, _clean(case.after)
+    by = f"the losses of {count(memory.removed)} removed samples"
+    sentences = [_memory_sentence(name, memory, clean), _against(case, memory)]
+    if finding == "remembers":
+        if before and memory.judged.value < case.result.margins.kept * before.judged.value:
+            title = f"Partly gone: {name} still remembers the removed samples{clean}"
+            return _Finding("partly", title, "remembers in part", sentences, by)
+        title = f"Not gone: {name} remembers the removed samples{clean}"
+        return _Finding("kept", title, "remembers", sentences, by)
+    if finding == "over-forgets":
+        title = f"{name} over-forgets: it treats the removed samples{clean} worse than unseen ones"
+        sentences.append(
+            "Whoever compares them with unseen samples can tell which ones were removed."
+        )
+        return _Finding("partly", title, "over-forgets", sentences, by)
+    doubt = _doubt(case, memory, before)
+    if not doubt:
+        return _Finding("gone", "", "like unseen", sentences, by)
+    sentences.append(
+        f"This tells little: {doubt}. It takes more removed samples, or a larger test set."
+    )
+    title = "No verdict: too little to tell removed samples from unseen ones"
+    return _Finding("unclear", title, "cannot be told", sentences, by)
+
+
+def _doubt(case: _Case, memory: Memory, before: Memory | None) -> str:
+    """Say why it tells little that a model's removed samples look like unseen ones, if it does."""
+    trained = f"{case.before_name}, which was trained on them"
+    if before is None:
+        return f"{trained}, was not measured"
+    if before.judged.finding != "remembers":
+        return f"{trained}, cannot be told apart either ({_apart(before.judged)})"
+    reach = memory.judged.high / before.judged.value
+    if reach < case.result.margins.kept:
+        return ""
+    apart = _apart(before.judged)
+    return f"the interval reaches {100 * reach:.0f} % of the way to {trained} ({apart})"
+
+
+def _clean(model: Final) -> str:
+    return "" if model.backdoor_success is None else " without a trigger"
+
+
+def _apart(found: Interval) -> str:
+    return f"{gap(found.value)}, 95 % interval {gap(found.low)} to {gap(found.high)}"
+
+
+def _memory_sentence(name: str, memory: Memory, clean: str = "") -> str:
+    """Say how the losses on removed samples compare with those on unseen ones."""
+    left_out = ""
+    if memory.left_out:
+        left_out = f" ({count(memory.left_out)} more are of classes that the test set lacks)"
+    return (
+        f"Memory gap of {name}: {_apart(memory.gap)}, from {count(memory.removed)} removed samples"
+        f"{clean}{left_out} and {count(memory.unseen)} unseen ones, class by class; it gets "
+        f"{percent(memory.removed_right)} of the removed ones right and "
+        f"{percent(memory.unseen_right)} of the unseen ones."
+    )
+
+
+def _against(case: _Case, memory: Memory) -> str:
+    """Say what the gap is compared with, and what follows."""
+    margin = f"with a margin of {case.result.margins.memory:g}"
+    meaning = {
+        "remembers": f"{case.name} remembers them",
+        "over-forgets": f"{case.name} over-forgets them",
+        "alike": "the removed samples cannot be told from unseen ones",
+    }[memory.judged.finding]
+    if memory.to_retrain is None:
+        there = YARDSTICK in case.result.methods
+        why = "retrain gave no model" if there else "the run has no retrain"
+        return (
+            f"Against 0, {margin}, {meaning}; {why}, so that removed samples "
+            "which are easier or harder than unseen ones would look the same."
+        )
+    return (
+        f"Against retrain, whose gap is {gap(case.result.retrain.get('memory_gap'))}, the "
+        f"difference is {_apart(memory.to_retrain)}: {margin}, {meaning}."
+    )
+
+
+def _nothing_measured(name: str, result: Result) -> Verdict:
+    """Say why no test could be made, and what it would take."""
+    if result.deletion.clean_samples:
+        why = (
+            "The test set has no two images of any class that was removed, so there is nothing to "
+            "compare the removed samples with: it takes a test set with some of each class."
+        )
+    else:
+        why = (
+            "The removed samples are with their clients alone, so that their losses cannot be "
+            "compared with those of unseen ones here, and no backdoor was planted."
+        )
+    sentences = [why, _closeness(name, result)]
+    return Verdict("unclear", "No verdict: nothing to test", "no verdict", sentences)
+
+
+def _itself(model: Final) -> Verdict:
+    """Return the verdict on the yardstick where no test looks for what it never saw."""
+    sentences = ["Retraining never sees the removed data: it is the yardstick itself."]
+    if model.memory is not None:
+        sentences += [
+            _memory_sentence(YARDSTICK, model.memory),
+            "It never saw them, so a gap says that they are easier or harder than unseen ones.",
+        ]
+    title = "Gone by construction: trained again without the removed data"
+    return Verdict("gone", title, "yardstick", sentences)
+
+
+def _closeness(name: str, result: Result) -> str:
+    """Say how close the predictions are to retrain's, which is no proof."""
+    if YARDSTICK not in result.methods:
+        return "The run has no retrain to compare with either: add it to unlearning.methods."
+    ours, before = (result.methods[key].get("jsd") for key in (name, ORIGIN))
+    if ours is None or before is None:
+        return "retrain gave no model to compare with either."
+    return (
+        f"{name}'s predictions are {'closer' if ours < before else 'no closer'} to retrain's than "
+        f"origin's are (JSD {decimal(ours)} against {decimal(before)})."
+    )
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The top of the page: what was asked, whether it is gone, and at what price."""
+
+    status: Status
+    verdict: str
+    asked: str
+    sentences: Sequence[str]
+
+
+def headline(result: Result) -> Headline:
+    """Say what was asked and whether the numbers show it gone; retrain is the yardstick."""
+    name, asked = result.subject, asked_sentence(result)
+    if name is None:
+        sentence = "No unlearning method ran: these are the numbers of the original model alone."
+        return Headline("unclear", "Nothing has been removed yet", asked, [sentence])
+    judged, method = verdicts(result), result.methods[name]
+    sentences = list(judged[name].sentences)
+    if method.final is not None:
+        sentences += [*exceeding(name, result), _accuracy(name, result), _cost(name, result)]
+        sentences += _speed(name, result)
+        if result.seeds:
+            sentences.append(f"All numbers are means over {len(result.seeds)} seeds.")
+    sentences += [stopped(note) for note in method.notes]
+    sentences += _others(name, judged, result)
+    return Headline(judged[name].status, judged[name].title, asked, sentences)
+
+
+def asked_sentence(result: Result) -> str:
+    """Return the request in one sentence."""
+    deletion, requests = result.deletion, result.deletion.requests
+    if not requests:
+        return "Asked: nothing; no deletion was filed."
+    if deletion.removed_samples is None:
+        asked = [request.samples for request in requests if request.samples is not None]
+        known = len(asked) == len(requests)
+        amount = plural(sum(asked), "sample") if known else "as they hold it"
+    else:
+        amount = plural(deletion.removed_samples, "sample")
+        amount += f" ({deletion.rate_percent or 0.0:.1f} % of the training data)"
+    clients = list(dict.fromkeys(request.client_id for request in requests))
+    who = listing(clients) if len(clients) <= 4 else f"{len(clients)} clients"
+    kinds = {request.kind for request in requests}
+    if kinds == {"client"}:
+        return f"Asked: remove everything that {who} contributed, {amount}."
+    if kinds == {"class"}:
+        labels = sorted({str(request.class_label) for request in requests})
+        what = f"class {labels[0]}" if len(labels) == 1 else f"classes {listing(labels)}"
+        return f"Asked: remove {what} from the data of {who}, {amount}."
+    return f"Asked: remove {amount} of {who}."
+
+
+def image_counts(result: Result) -> str:
+    """Say of how many test images the percentages are."""
+    images = result.test_images
+    rest = " of the remaining classes" if images.removed_class else ""
+    said = [
+        f"{what}: % of {count(known)} test images{more}."
+        for what, known, more in (
+            ("Accuracy", images.accuracy, rest),
+            ("Removed class", images.removed_class, ""),
+            ("Backdoor", images.backdoor, " with the trigger"),
+        )
+        if known
+    ]
+    return " ".join(said)
+
+
+def _accuracy(name: str, result: Result) -> str:
+    images = result.test_images.accuracy
+    few = images < result.margins.few_images and not result.seeds
+
+    def shown(key: str, value: float) -> str:
+        low, high = wilson(value, images) if few else (0.0, 0.0)
+        return f"{percent(value)} ({key}{f'; {low:.1f} to {high:.1f}' if few else ''})"
+
+    parts = [
+        shown(key, value)
+        for key in dict.fromkeys((ORIGIN, name, YARDSTICK))
+        if key in result.methods and (value := result.methods[key].get("accuracy")) is not None
+    ]
+    rest = " of the remaining classes" if result.test_images.removed_class else ""
+    where = f"{count(images)} clean test images{rest}{', with 95 % intervals' if few else ''}"
+    return f"Accuracy on {where}: {', '.join(parts)}."
+
+
+def _cost(name: str, result: Result) -> str:
+    """Say what it cost; the rounds only where the two had not the same number of them."""
+    base = result.retrain if name != YARDSTICK else MethodResult()
+    differ = base.final is not None and len(result.methods[name].rounds) != len(base.rounds)
+
+    def spent(method: MethodResult) -> str:
+        text = f"{seconds(method.get('seconds'))} and {count(method.get('steps'))} gradient steps"
+        return f"{text} in {plural(len(method.rounds), 'round')}" if differ else text
+
+    theirs = "" if base.final is None else f"; retrain took {spent(base)}"
+    return f"{name} took {spent(result.methods[name])}{theirs}."
+
+
+def reached(method: MethodResult) -> str:
+    """Say in how many of the seeds a method that missed the quality reached it; often none."""
+    values = method.spread["seconds_to_quality"].values if method.spread else ()
+    known = sum(value is not None for value in values)
+    return f"{known} of {len(values)}" if known else ""
+
+
+def _speed(name: str, result: Result) -> Iterator[str]:
+    """Say how soon the method was as good as retrain ended up, and whether that is sooner."""
+    method, factor = result.methods[name], result.methods[name].speed_up
+    if name == YARDSTICK:
+        return
+    if method.missed:
+        if some := reached(method):
+            yield f"{name} reached retrain's quality in {some} seeds only."
+        else:
+            rounds = plural(len(method.rounds), "round")
+            yield f"{name} did not reach retrain's quality in its {rounds}."
+    elif factor:
+        word, times = ("sooner", factor) if factor >= 1 else ("later", 1 / factor)
+        how = "about as soon as" if times < ABOUT else f"{times:.1f} times {word} than"
+        both = (seconds(one.seconds_to_quality) for one in (method, result.retrain))
+        yield f"{name} reached retrain's quality {how} retrain itself ({' against '.join(both)})."
+
+
+def _others(name: str, judged: Mapping[str, Verdict], result: Result) -> Iterator[str]:
+    others = [key for key in result.methods if key not in (ORIGIN, name)]
+    told: dict[str, list[str]] = {}
+    for key in others:
+        yield from not_honoured(key, result)
+        if key != YARDSTICK:
+            told.setdefault(judged[key].short, []).append(key)
+    if told:
+        groups = [f"{listing(names)}: {short}" for short, names in told.items()]
+        yield f"Verdicts on the other methods: {'; '.join(groups)}."
+    success = {key: percent(result.methods[key].get("backdoor_success")) for key in others}
+    known = [f"{k} {v}" for k, v in success.items() if v != NOTHING and k != YARDSTICK]
+    if known:
+        yield f"Backdoor success of the other methods: {listing(known)}."
+    for key in others:
+        yield from exceeding(key, result)
+        if result.methods[key].diverged:
+            yield f"{key} diverged: {stopped(result.methods[key].diverged)}"
+
+
+def stopped(text: str | None) -> str:
+    """End a text with a full stop."""
+    text = (text or "").strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,42 @@
+"""A teacher: a model that says of a client's data what a student shall learn to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from goldfish.training.batches import ExampleBatches
+from goldfish.training.fit import predict
+from goldfish.types import Examples
+
+
+class Teacher:
+    """The teacher of one client's student, known by its logits of the client's data or as a model.
+
+    A model is asked batch by batch, about the very inputs that the student sees. ``asked`` counts
+    the samples that the teacher looked at.
+    """
+
+    def __init__(self, known: Tensor | nn.Module, asked: int = 0) -> None:
+        self._known = known
+        self.asked = asked
+
+    def logits(self, examples: Examples) -> Tensor:
+        """Return what the teacher says of all of the client's data."""
+        if isinstance(self._known, Tensor):
+            return self._known
+        self.asked += len(examples)
+        return predict(self._known, examples)
+
+    def teach(self, plain: ExampleBatches, temperature: float = 1.0) -> ExampleBatches:
+        """Return the batches with the teacher's logits, which are compared at ``temperature``."""
+        taught = replace(plain, temperature=temperature)
+        if isinstance(self._known, Tensor):
+            return replace(taught, said=self._known.to(plain.gather.device))
+        return replace(taught, gather=replace(plain.gather, teacher=self._known))
+
+    def count(self, samples: int) -> None:
+        """Count samples of batches that were taught: a model looked at each of them."""
+        if isinstance(self._known, nn.Module):
+            self.asked += samples
