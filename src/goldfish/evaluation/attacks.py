@@ -8,13 +8,13 @@ What tells the two sides apart is what unlearning left behind.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from goldfish.errors import ConfigError, DataError, DivergenceError
 from goldfish.evaluation._checks import checked_labels, checked_logits
+from goldfish.results import Part
 
 LEAST_SPREAD = 1e-3
 """A fitted standard deviation is at least this: models of saturated outputs hardly differ."""
@@ -24,8 +24,7 @@ KLOM_MODELS = 100
 """With fewer models a side the binned divergence of :func:`klom` is mostly noise."""
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(Part):
     """A rate that was counted, with its 95 % interval (Wilson), all from 0 to 1."""
 
     rate: float
@@ -130,7 +129,7 @@ def counted(hits: int, count: int) -> Rate:
     if count < 1:
         raise DataError("A rate needs at least one case.")
     interval = binomtest(hits, count).proportion_ci(method="wilson")
-    return Rate(hits / count, float(interval.low), float(interval.high), count)
+    return Rate(rate=hits / count, low=interval.low, high=interval.high, count=count)
 
 
 def epsilon(unlearned: Tensor, oracles: Tensor, delta: float = 1e-5) -> Tensor:

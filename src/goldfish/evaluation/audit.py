@@ -19,6 +19,7 @@ from torch import Tensor
 
 from goldfish.errors import ConfigError
 from goldfish.evaluation.attacks import LEAST_SPREAD, checked_sides
+from goldfish.results import Part
 
 AuditWord: TypeAlias = Literal[
     "remembers", "over-forgets", "damaged", "different", "indistinguishable", "not enough evidence"
@@ -52,8 +53,7 @@ class Measured:
     """In percent, on the test set."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Part):
     """Unlearned models minus oracles in one number a model, with its 99 % interval."""
 
     value: float
@@ -74,8 +74,7 @@ class Difference:
         return (self.high - self.low) / 2
 
 
-@dataclass(frozen=True)
-class AuditVerdict:
+class AuditVerdict(Part):
     """What an audit shows. Never a certificate: it says what these tests could not tell apart."""
 
     word: AuditWord
@@ -108,7 +107,13 @@ def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Differen
     error = math.sqrt(squares / freedom * (1 / len(ours) + 1 / len(theirs)))
     half = float(stdtrit(freedom, 0.5 + INTERVAL / 200)) * error
     value = (ours.mean() - theirs.mean()).item()
-    return Difference(value, value - half, value + half, len(ours), len(theirs))
+    return Difference(
+        value=value,
+        low=value - half,
+        high=value + half,
+        unlearned=len(ours),
+        oracles=len(theirs),
+    )
 
 
 def shifts(
@@ -159,20 +164,22 @@ def audit_verdict(
     """
     if not unlearned or len(oracles) < LEAST_ORACLES:
         return AuditVerdict(
-            "not enough evidence",
-            f"{_number(len(oracles), 'oracle')} cannot show how much retrained models differ among "
-            f"themselves: {LEAST_ORACLES} are the least.",
+            word="not enough evidence",
+            sentence=f"{_number(len(oracles), 'oracle')} cannot show how much retrained models "
+            f"differ among themselves: {LEAST_ORACLES} are the least.",
         )
     weights = class_weights(removed_labels, unseen_labels)
-    on_removed = shifts(*(torch.stack([m.removed for m in side]) for side in (unlearned, oracles)))
-    on_unseen = shifts(
-        *(torch.stack([m.unseen for m in side]) for side in (unlearned, oracles)), weights=weights
-    )
+    removed = [torch.stack([model.removed for model in side]) for side in (unlearned, oracles)]
+    unseen = [torch.stack([model.unseen for model in side]) for side in (unlearned, oracles)]
+    on_removed = shifts(removed[0], removed[1])
+    on_unseen = shifts(unseen[0], unseen[1], weights)
     memory = difference(*((a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)))
     general = difference(*(side.tolist() for side in on_unseen))
     accuracy = difference(*([m.accuracy for m in side] for side in (unlearned, oracles)))
     word, sentence = _judged(memory, general, accuracy)
-    return AuditVerdict(word, sentence, memory, general, accuracy)
+    return AuditVerdict(
+        word=word, sentence=sentence, memory=memory, general=general, accuracy=accuracy
+    )
 
 
 def _judged(memory: Difference, general: Difference, accuracy: Difference) -> tuple[AuditWord, str]:
