@@ -179,6 +179,7 @@ def test_two_models_are_compared_sample_by_sample(tmp_path: Path) -> None:
     assert apart.value == pytest.approx(alone.memory_gap - other.memory_gap)
     itself = evaluator.measure(theirs)
     assert itself.apart == Interval(value=0.0, low=0.0, high=0.0)
+    assert evaluator.measure(theirs, compared=False).apart is None
 
 
 def test_sisa_is_tested_against_its_own_training(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from goldfish.errors import ConfigError
 from goldfish.types import Params
 from goldfish.unlearning.optimization import (
     ShardOption,
-    checkpoint,
     combine,
     excess_empirical_risk,
     plan_shards,
     recover,
+    shard_checkpoint,
 )
 
 EXACT = 1e-6
@@ -77,14 +77,14 @@ def test_checkpoint() -> None:
 
     The coefficients add up to 5/6; divided by that: 6/5 (1, 3) = (6/5, 18/5).
     """
-    assert values(checkpoint(MODELS, SIZES, [0], literal=True)) == approx(1, 3)
-    assert values(checkpoint(MODELS, SIZES, [0])) == approx(6 / 5, 18 / 5)
+    assert values(shard_checkpoint(MODELS, SIZES, [0], literal=True)) == approx(1, 3)
+    assert values(shard_checkpoint(MODELS, SIZES, [0])) == approx(6 / 5, 18 / 5)
 
 
 def test_checkpoint_of_several_hit_shards() -> None:
     """Shards 0 and 1 hit. As printed: 3/6 (2, 4) = (1, 2); divided by 1/2: (2, 4)."""
-    assert values(checkpoint(MODELS, SIZES, [1, 0], literal=True)) == approx(1, 2)
-    assert values(checkpoint(MODELS, SIZES, {0, 1})) == approx(2, 4)
+    assert values(shard_checkpoint(MODELS, SIZES, [1, 0], literal=True)) == approx(1, 2)
+    assert values(shard_checkpoint(MODELS, SIZES, {0, 1})) == approx(2, 4)
 
 
 def test_checkpoint_after_a_shard_was_emptied() -> None:
@@ -92,20 +92,20 @@ def test_checkpoint_after_a_shard_was_emptied() -> None:
 
     So the printed coefficients and the normalised ones agree.
     """
-    assert values(checkpoint(MODELS, EMPTIED, [0], literal=True)) == approx(6 / 5, 18 / 5)
-    assert values(checkpoint(MODELS, EMPTIED, [0])) == approx(6 / 5, 18 / 5)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0], literal=True)) == approx(6 / 5, 18 / 5)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0])) == approx(6 / 5, 18 / 5)
 
 
 def test_checkpoint_of_an_emptied_and_a_hit_shard() -> None:
     """Shard 0 emptied, shard 1 hit: 3/5 (2, 4) = (6/5, 12/5); divided by 3/5: (2, 4)."""
-    assert values(checkpoint(MODELS, EMPTIED, [0, 1], literal=True)) == approx(6 / 5, 12 / 5)
-    assert values(checkpoint(MODELS, EMPTIED, [0, 1])) == approx(2, 4)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0, 1], literal=True)) == approx(6 / 5, 12 / 5)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0, 1])) == approx(2, 4)
 
 
 @pytest.mark.parametrize("literal", [False, True])
 def test_no_checkpoint_when_every_shard_with_data_was_hit(literal: bool) -> None:
-    assert checkpoint(MODELS, SIZES, [0, 1, 2], literal=literal) is None
-    assert checkpoint(MODELS, EMPTIED, [1, 2], literal=literal) is None
+    assert shard_checkpoint(MODELS, SIZES, [0, 1, 2], literal=literal) is None
+    assert shard_checkpoint(MODELS, EMPTIED, [1, 2], literal=literal) is None
 
 
 # Equation (10).
@@ -163,7 +163,7 @@ def test_shard_arithmetic_leaves_integer_counters_alone() -> None:
     client = {"w": tensor([2.0, 3.0]), "count": tensor(7)}
     models = {i: {**m, "count": tensor(5 + i)} for i, m in MODELS.items()}
     recovered = recover(client, models, SIZES, [0])[0]["count"]
-    start = checkpoint(models, SIZES, [0], literal=True)
+    start = shard_checkpoint(models, SIZES, [0], literal=True)
     assert start is not None
     for counter, expected in [
         (recovered, 7),

@@ -11,7 +11,7 @@ from goldfish import params as P  # noqa: N812
 from goldfish.data import Subset, TensorExamples
 from goldfish.errors import ConfigError
 from goldfish.types import Client, Params
-from goldfish.unlearning.optimization import checkpoint, combine, partition_shards, recover
+from goldfish.unlearning.optimization import combine, partition_shards, recover, shard_checkpoint
 
 SEEDS = st.integers(0, 2**40)
 
@@ -91,8 +91,8 @@ def test_shard_arithmetic_does_not_change_its_arguments(
     client = combine(models, sizes)
     before = [P.digest(client), *(P.digest(model) for model in models.values())]
     recover(client, models, sizes, hit)
-    checkpoint(models, sizes, hit)
-    checkpoint(models, sizes, hit, literal=True)
+    shard_checkpoint(models, sizes, hit)
+    shard_checkpoint(models, sizes, hit, literal=True)
     combine(models, sizes)
     assert [P.digest(client), *(P.digest(model) for model in models.values())] == before
 
@@ -120,8 +120,8 @@ def test_the_checkpoint_is_free_of_hit_shards_and_the_literal_one_is_8_without_t
     nan = {"w": torch.full((3,), torch.nan, dtype=torch.float64), "steps": torch.tensor(0)}
     poisoned = {i: nan if i in hit else model for i, model in models.items()}
     others = [i for i in models if i not in hit and sizes[i]]
-    normalised = checkpoint(poisoned, sizes, hit)
-    literal = checkpoint(poisoned, sizes, hit, literal=True)
+    normalised = shard_checkpoint(poisoned, sizes, hit)
+    literal = shard_checkpoint(poisoned, sizes, hit, literal=True)
     if not others:
         assert normalised is None
         assert literal is None

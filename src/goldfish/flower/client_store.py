@@ -29,11 +29,11 @@ from typing import Any, Self
 from torch import Tensor
 
 from goldfish.errors import StoreError
-from goldfish.flower.wire import Answer, Received
+from goldfish.flower.wire import Answer, Order, Received, pack
 from goldfish.params import digest, num_bytes
 from goldfish.store import write_whole
 from goldfish.store.files import sync_folder
-from goldfish.types import ClientState, Params, Update
+from goldfish.types import ClientState, Constant, Params, Update
 
 DATABASE = "client.sqlite"
 SCHEMA = 1
@@ -114,14 +114,8 @@ class _Moment:
     round: int
 
     @classmethod
-    def of(cls, order: Received) -> _Moment:
-        config = order.task.config
-        return cls(
-            order.run,
-            order.task.client_id,
-            str(config.get("phase", "")),
-            int(config.get("round", 0)),
-        )
+    def of(cls, order: Order) -> _Moment:
+        return cls(order.run, order.client_id, order.context.phase, order.context.round)
 
 
 class ClientStore:
@@ -145,36 +139,38 @@ class ClientStore:
     def __exit__(
         self,
         _kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _where: TracebackType | None,
     ) -> None:
         self._db.close()
         self._lock.close()
+        if isinstance(error, sqlite3.Error):  # such as a full disk
+            raise StoreError(f"The state-dir {self.path} cannot be used: {error}.") from error
 
-    def keep(self, order: Received) -> list[str]:
+    def keep(self, received: Received) -> list[str]:
         """Keep the constants that came with an order; return the digests of those still missing."""
-        now = self._now()
-        for name, params in order.sent.items():
+        now, order = self._now(), received.order
+        for name, params in received.constants.items():
             self._write(name, params)
         with self._transaction():
-            for name in order.sent:
+            for name in received.constants:
                 self._use(name, None, now)
-            if order.sent_setup is not None:
-                self._use(order.setup, order.sent_setup, now)
+            if received.setup is not None:
+                self._use(order.setup, received.setup, now)
         there = {row[0] for row in self._db.execute("SELECT digest FROM kept")}
         lost = {name for name in order.constants.values() if not self._readable(name)}
-        return sorted(({order.setup, *order.constants.values()} - there) | lost)
+        return sorted((order.kept - there) | lost)
 
-    def constants(self, order: Received) -> dict[str, Params]:
+    def constants(self, order: Order) -> dict[str, Constant]:
         """Return the constants of an order, by name."""
-        return {name: self._read(constant) for name, constant in order.constants.items()}
+        return {name: Constant(self._read(d), d) for name, d in order.constants.items()}
 
-    def setup(self, order: Received) -> str:
+    def setup(self, order: Order) -> str:
         """Return the setup that an order names."""
         query = "SELECT text FROM kept WHERE digest = ?"
         return str(self._db.execute(query, [order.setup]).fetchone()[0])
 
-    def answered(self, order: Received) -> Answer | None:
+    def answered(self, order: Order) -> Answer | None:
         """Return the answer to an order that was carried out before.
 
         It holds only as long as what the step had read of the client's state is as it was then.
@@ -189,11 +185,9 @@ class ClientStore:
             return None
         if json.loads(row[2]) != StoredArrays(self, self._visible(moment)).again(row[2]):
             return None
-        content = json.loads(row[1])
-        update = Update(moment.client, self._read(row[0]), content["examples"], content["metrics"])
-        return Answer(order.id, update, content["kept"])
+        return Answer.read(row[1], lambda: self._read(row[0]))
 
-    def state(self, order: Received) -> StoredState:
+    def state(self, order: Order) -> StoredState:
         """Return what the client kept before this round, read from disk where it is looked at."""
         moment = _Moment.of(order)
         return StoredState(
@@ -224,7 +218,7 @@ class ClientStore:
                 [(client_id, sample) for sample in samples],
             )
 
-    def commit(self, order: Received, update: Update, state: StoredState) -> Answer:
+    def commit(self, order: Order, update: Update, state: StoredState) -> Answer:
         """Keep the answer to an order and the change of the state, both or neither."""
         moment = _Moment.of(order)
         digests = {key: digest(p) for key, p in state.arrays.changed.items() if p is not None}
@@ -241,22 +235,18 @@ class ClientStore:
                 fingerprint = state.cache.changed[key][0]
                 row = [moment.run, moment.client, key, fingerprint, name]
                 self._db.execute("REPLACE INTO cache VALUES (?, ?, ?, ?, ?)", row)
-            content = {
-                "examples": update.num_examples,
-                "metrics": dict(update.metrics),
-                "kept": self._bytes_kept(moment),
-            }
+            answer = Answer(order.id, update, self._bytes_kept(moment))
             row = [moment.run, moment.client, moment.phase, order.id, result]
-            row += [json.dumps(content), state.arrays.reads()]
+            row += [answer.message.model_dump_json(), state.arrays.reads()]
             self._db.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             place = [moment.run, moment.client, moment.phase, moment.round]
             self._db.execute(
                 "INSERT INTO done VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [time.time(), *place, order.task.step, order.id],
+                [time.time(), *place, order.step, order.id],
             )
             self._prune(moment, order)
         self._sweep()
-        return Answer(order.id, update, int(str(content["kept"])))
+        return answer
 
     def _change_state(
         self, moment: _Moment, changed: Mapping[str, Params | None], digests: Mapping[str, str]
@@ -309,7 +299,7 @@ class ClientStore:
             sizes[key] = size
         return sum(size for key, size in sizes.items() if key.startswith(f"{moment.phase}/"))
 
-    def _prune(self, moment: _Moment, order: Received) -> None:
+    def _prune(self, moment: _Moment, order: Order) -> None:
         """Forget what nobody will ask for: disks do not fill."""
         now = self._now()
         self._db.execute("REPLACE INTO runs VALUES (?, ?)", [moment.run, now])
@@ -319,7 +309,7 @@ class ClientStore:
                 "(SELECT run FROM runs ORDER BY used DESC LIMIT ?)",
                 [RUNS_KEPT],
             )
-        for name in (order.setup, *order.constants.values()):
+        for name in order.kept:
             self._db.execute("UPDATE kept SET used = ? WHERE digest = ?", [now, name])
         self._db.execute(
             "DELETE FROM kept WHERE digest NOT IN "
@@ -349,11 +339,7 @@ class ClientStore:
         return self._files / f"{name}.safetensors"
 
     def _write(self, name: str, params: Params) -> None:
-        from safetensors.torch import save
-
-        # Copies: two names may stand for the same memory, which safetensors refuses.
-        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in params.items()}
-        write_whole(self._file(name), save(tensors))
+        write_whole(self._file(name), pack(params))
 
     def _write_new(self, name: str, params: Params) -> None:
         """Write a file unless there is one already that is not damaged."""
@@ -390,7 +376,8 @@ class ClientStore:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite goes back by itself when the disk is full
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 

@@ -243,7 +243,8 @@ def _backdoor(case: _Case) -> _Finding | None:
 def removed_class_name(result: Result) -> str:
     """Return what the removed classes are called; empty where none was removed."""
     found = [str(label) for label in result.deletion.removed_classes]
-    return f"the removed {'class' if len(found) == 1 else 'classes'} {listing(found)}" * bool(found)
+    noun = "class" if len(found) == 1 else "classes"
+    return f"the removed {noun} {listing(found)}" if found else ""
 
 
 def _removed_class(case: _Case) -> _Finding | None:

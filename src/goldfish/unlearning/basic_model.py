@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError, DivergenceError
-from goldfish.hardware.gpu import fetch
+from goldfish.hardware.gpu import to_cpu
 from goldfish.settings import NonNegative, Positive, Settings, TrainingSettings
 from goldfish.training.batches import Batch, Transform, plain_batches, with_removed
 from goldfish.training.fit import Fitted, fit
@@ -115,9 +115,9 @@ def retrain_student(
     stop = None
     if settings.local_stop and training.local_epochs > 1:
         logits, labels = teacher.logits(retained).to(device), retained.labels.to(device)
-        said = logits if settings.mu_d > 0 else None
-        own = Batch(logits, labels, said, temperature=temperature)
-        reference = fetch(goldfish_losses(own, logits, None, settings).risk).item()
+        taught = logits if settings.mu_d > 0 else None
+        own = Batch(logits, labels, taught, temperature=temperature)
+        reference = to_cpu(goldfish_losses(own, logits, None, settings).risk).item()
 
         def stop(risks: Sequence[float]) -> bool:
             return excess_empirical_risk(risks, reference) <= settings.delta
@@ -212,8 +212,10 @@ def goldfish_losses(
     risk = remaining + settings.mu_d * distillation
     if batch.removed is None or removed_logits is None:
         return Loss(risk, risk)
-    lost = removed_loss(removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term)
-    hard = remaining - settings.removed_weight * lost
+    removed = removed_loss(
+        removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term
+    )
+    hard = remaining - settings.removed_weight * removed
     confusion = confusion_loss(removed_logits)
     total = goldfish_loss(hard, confusion, distillation, settings.mu_c, settings.mu_d)
     return Loss(total, risk)
