@@ -233,7 +233,6 @@ def audit(
     rows = [
         (
             name,
-            str(own.word),
             "" if own.memory is None else f"{own.memory.value:+.2f} ± {own.memory.half:.2f}",
             "" if own.accuracy is None else f"{own.accuracy.value:+.2f} ± {own.accuracy.half:.2f}",
             f"{own.distances.removed:.2f} / {own.distances.unseen:.2f}",
@@ -241,13 +240,12 @@ def audit(
         )
         for name, own in found.methods.items()
     ]
-    rows.append(
-        ("oracles", "", "", "", f"{found.noise.removed:.2f} / {found.noise.unseen:.2f}", "")
-    )
-    headings = ("method", "verdict", "memory", "accuracy", "distance: removed / unseen", "attack")
-    _print_table(headings, rows)
+    noise = found.noise
+    rows.append(("oracles", "", "", f"{noise.removed:.2f} / {noise.unseen:.2f}", ""))
+    _print_table(("method", "memory", "accuracy", "distance", "attack"), rows)
     for name, own in found.methods.items():
-        console.print(f"{name}: {own.sentence}", markup=False, highlight=False)
+        console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
+        console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
     console.print(
         f"{found.models} models of each method and as many oracles, {found.removed} removed and "
         f"{found.unseen} unseen samples. Details: {run_dir / AUDIT}",

@@ -42,7 +42,8 @@ def made(
 
 def judged(unlearned: list[Measured], oracles: list[Measured]) -> AuditVerdict:
     """Return the verdict; the removed samples have the classes of the first unseen ones."""
-    return audit_verdict(unlearned, oracles, LABELS[:REMOVED], LABELS)
+    origins = made(len(oracles), 9, removed=1.0)
+    return audit_verdict(unlearned, oracles, LABELS[:REMOVED], LABELS, origins)
 
 
 @pytest.mark.parametrize("models", [1, 4, 8])
@@ -74,9 +75,16 @@ def test_too_few_oracles_are_not_evidence() -> None:
     """One oracle shows no noise; four that differ widely say how many would be needed."""
     assert judged(made(4, 2), made(1, 1)).word == "not enough evidence"
     wide = [Measured(m.removed + 4 * (n % 2), m.unseen, 98.0) for n, m in enumerate(made(4, 1))]
-    found = judged(made(1, 2), wide)
+    found = audit_verdict(made(1, 2), wide, LABELS[:REMOVED], LABELS)
     assert found.word == "not enough evidence"
     assert "as many oracles would show it" in found.sentence
+
+
+def test_without_a_memory_to_forget_its_absence_is_no_evidence() -> None:
+    """An origin that cannot be told from oracles: nor could a method that did nothing."""
+    found = audit_verdict(made(8, 2), made(8, 1), LABELS[:REMOVED], LABELS, made(8, 3))
+    assert found.word == "not enough evidence"
+    assert "Even origin" in found.sentence
 
 
 def test_a_shift_of_all_samples_alike_is_no_memory() -> None:

@@ -31,11 +31,14 @@ INTERVAL = 99
 LEAST_ORACLES = 4
 """With fewer oracles there is no noise to compare with."""
 
-SHIFT_MARGIN = 0.25
-"""A smaller mean shift of margins, in standard deviations between oracles, counts as none."""
+MEMORY_SHIFT = 0.05
+"""A smaller mean shift on removed samples, in standard deviations between oracles, is none."""
 
-SHIFT_SEEN = 0.5
-"""A memory as large as this must be visible before its absence counts as evidence."""
+GENERAL_SHIFT = 0.25
+"""The same on all samples."""
+
+VISIBLE_SHIFT = 0.25
+"""Where no origin says how large a memory is: one of this size must be visible."""
 
 ACCURACY_MARGIN = 1.0
 """Points of accuracy that may be lost before a model counts as damaged."""
@@ -85,6 +88,8 @@ class AuditVerdict(Part):
     """Shift of the margins on unseen samples: below 0, less sure of everything."""
     accuracy: Difference | None = None
     """In points, on the test set."""
+    before: Difference | None = None
+    """The memory of origin: what there was to forget."""
 
 
 def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Difference:
@@ -155,12 +160,16 @@ def audit_verdict(
     oracles: Sequence[Measured],
     removed_labels: Tensor,
     unseen_labels: Tensor,
+    origins: Sequence[Measured] = (),
 ) -> AuditVerdict:
     """Say in words how models that unlearned compare with oracles.
 
     What removed samples show is told apart from what all samples show: only a shift of their
     margins beyond that of unseen samples of the same classes is a memory, or the trace of too much
     forgetting. A model that is a little less sure of everything is *different*.
+
+    ``origins`` are models that were trained with the samples and unlearned nothing. Their memory is
+    what there was to forget: where it cannot be seen, its absence elsewhere is no evidence.
     """
     if not unlearned or len(oracles) < LEAST_ORACLES:
         return AuditVerdict(
@@ -169,28 +178,45 @@ def audit_verdict(
             f"differ among themselves: {LEAST_ORACLES} are the least.",
         )
     weights = class_weights(removed_labels, unseen_labels)
-    removed = [torch.stack([model.removed for model in side]) for side in (unlearned, oracles)]
-    unseen = [torch.stack([model.unseen for model in side]) for side in (unlearned, oracles)]
-    on_removed = shifts(removed[0], removed[1])
-    on_unseen = shifts(unseen[0], unseen[1], weights)
-    memory = difference(*((a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)))
-    general = difference(*(side.tolist() for side in on_unseen))
-    accuracy = difference(*([m.accuracy for m in side] for side in (unlearned, oracles)))
-    word, sentence = _judged(memory, general, accuracy)
+
+    def compared(models: Sequence[Measured]) -> tuple[Difference, Difference]:
+        removed = [torch.stack([model.removed for model in side]) for side in (models, oracles)]
+        unseen = [torch.stack([model.unseen for model in side]) for side in (models, oracles)]
+        on_removed = shifts(removed[0], removed[1])
+        on_unseen = shifts(unseen[0], unseen[1], weights)
+        beyond = [(a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)]
+        general = difference(on_unseen[0].tolist(), on_unseen[1].tolist())
+        return difference(beyond[0], beyond[1]), general
+
+    memory, general = compared(unlearned)
+    before = compared(origins)[0] if origins else None
+    accuracy = difference([m.accuracy for m in unlearned], [m.accuracy for m in oracles])
+    word, sentence = _judged(memory, general, accuracy, before)
     return AuditVerdict(
-        word=word, sentence=sentence, memory=memory, general=general, accuracy=accuracy
+        word=word,
+        sentence=sentence,
+        memory=memory,
+        general=general,
+        accuracy=accuracy,
+        before=before,
     )
 
 
-def _judged(memory: Difference, general: Difference, accuracy: Difference) -> tuple[AuditWord, str]:
+def _judged(
+    memory: Difference, general: Difference, accuracy: Difference, before: Difference | None
+) -> tuple[AuditWord, str]:
     told = f"{memory.value:+.2f} ({INTERVAL} % interval {memory.low:+.2f} to {memory.high:+.2f})"
     noise = f"the noise of {_number(memory.oracles, 'oracle')}"
-    if memory.beyond_chance and memory.value >= SHIFT_MARGIN:
+    if memory.beyond_chance and memory.value >= MEMORY_SHIFT:
+        share = ""
+        if before is not None and before.low > 0 and before != memory:
+            left = 100 * memory.value / before.value
+            share = f" This is {left:.0f} % of what origin remembers."
         return "remembers", (
             f"Margins on removed samples are above those of retrained models by {told} standard "
-            f"deviations more than margins on unseen samples: outside of {noise}."
+            f"deviations more than margins on unseen samples: outside of {noise}.{share}"
         )
-    if memory.beyond_chance and memory.value <= -SHIFT_MARGIN:
+    if memory.beyond_chance and memory.value <= -MEMORY_SHIFT:
         return "over-forgets", (
             f"Removed samples are treated worse than unseen ones, by {told} standard deviations of "
             "their margins: that itself tells who was removed."
@@ -200,15 +226,25 @@ def _judged(memory: Difference, general: Difference, accuracy: Difference) -> tu
             f"Accuracy is {-accuracy.value:.2f} points below that of retrained models "
             f"({INTERVAL} % interval {-accuracy.high:.2f} to {-accuracy.low:.2f})."
         )
-    if memory.half > SHIFT_SEEN:
+    visible = VISIBLE_SHIFT
+    if before is not None:
+        visible = before.value / 2
+        if before.low <= 0 or visible < MEMORY_SHIFT:
+            return "not enough evidence", (
+                "Even origin, which was trained on the removed samples, can hardly be told from "
+                f"models that never saw them ({before.value:+.2f}, {INTERVAL} % interval "
+                f"{before.low:+.2f} to {before.high:+.2f}). More models or more removed samples "
+                "may show it."
+            )
+    if memory.half > visible:
         error = 1 / memory.unlearned + 1 / memory.oracles
-        wanted = math.ceil(2 / error * (memory.half / SHIFT_SEEN) ** 2)
+        wanted = math.ceil(2 / error * (memory.half / visible) ** 2)
         return "not enough evidence", (
-            f"A memory of {SHIFT_SEEN} standard deviations would not be seen: the interval is "
-            f"{memory.low:+.2f} to {memory.high:+.2f}. About {wanted} unlearned models and "
-            "as many oracles would show it."
+            f"A memory of {visible:.2f} standard deviations would not be seen: the interval is "
+            f"{memory.low:+.2f} to {memory.high:+.2f}. About {wanted} unlearned models and as many "
+            "oracles would show it."
         )
-    if general.beyond_chance and abs(general.value) >= SHIFT_MARGIN:
+    if general.beyond_chance and abs(general.value) >= GENERAL_SHIFT:
         sure = "less" if general.value < 0 else "more"
         return "different", (
             f"The model is {sure} sure of all samples than retrained ones, by "

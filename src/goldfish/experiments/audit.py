@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,9 +29,10 @@ from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.scenario import Machine, build_scenario
-from goldfish.methods import METHODS, Method
+from goldfish.methods import METHODS, Method, Trained
 from goldfish.models import fresh_params
 from goldfish.results import ORIGIN, YARDSTICK, Part, Progress
+from goldfish.settings import TrainingSettings
 from goldfish.store import (
     CONFIG,
     RESULT,
@@ -41,12 +43,12 @@ from goldfish.store import (
     write_whole,
 )
 from goldfish.types import Params
-from goldfish.workflow import Trained, train, unlearn
+from goldfish.workflow import train, unlearn
 
 FOLDER, AUDIT, ORACLE = "audit", "audit.json", "oracle"
 
 STEP_SIZES = (1.0, 0.8, 1.25)
-"""Oracles differ in step size too: even retraining can be told apart by its settings."""
+"""Models of all kinds differ in step size too, in turn: even retraining can be told apart by it."""
 
 FALSE_RATE = 0.01
 """At which false positive rate the attack's true positive rate is told."""
@@ -146,18 +148,16 @@ class _Work:
 
     def oracle(self, number: int) -> Params:
         """Return a model that was trained without the removed samples, as long as the original."""
-        training, seed = self._config.training, self._config.seed + number
+        training, seed = _varied(self._config.training, number), self._config.seed + number
         fresh = fresh_params(self._federation.model, seed, "initial")
-        rate = training.learning_rate * STEP_SIZES[number % len(STEP_SIZES)]
         untrained = Trained(self._federation, fresh, training, seed)
-        requests = self._scenario.requests
-        return unlearn(untrained, requests, method=YARDSTICK, learning_rate=rate).params
+        return unlearn(untrained, self._scenario.requests, method=YARDSTICK).params
 
     def origin(self, number: int) -> Params:
         """Return a model that was trained with them."""
         return self._trained(number, None).params
 
-    def unlearned(self, method: Method, number: int) -> Params:
+    def unlearned(self, method: Method[Any], number: int) -> Params:
         """Return a model that was trained with them and then unlearned them."""
         return unlearn(
             self._trained(number, method.name if method.prepare is not None else None),
@@ -165,7 +165,7 @@ class _Work:
             method=method,
             rounds=self._config.unlearning.rounds,
             test=self._scenario.test,
-            **self._config.unlearning_training.model_dump(exclude={"rounds"}),
+            **_varied(self._config.unlearning_training, number).model_dump(exclude={"rounds"}),
             **self._config.methods[method.name].model_dump(),
         ).params
 
@@ -173,7 +173,7 @@ class _Work:
         """Train once under a seed, for all methods that start from the same training."""
         if (number, own) not in self._trainings:
             self._trainings = {key: t for key, t in self._trainings.items() if key[0] == number}
-            settings = self._config.training.model_dump()
+            settings = _varied(self._config.training, number).model_dump()
             if own is not None:
                 settings |= self._config.methods[own].model_dump()
             kept = {
@@ -210,7 +210,7 @@ class _Work:
                 continue
             ratios = likelihood_ratios(*(_on_removed(side) for side in (own, oracles)))
             methods[name] = AuditedMethod(
-                **audit_verdict(own, oracles, *labels).model_dump(),
+                **audit_verdict(own, oracles, *labels, measured[ORIGIN]).model_dump(),
                 distances=_distances(own[::2], oracles[1::2]),
                 attack=true_positives(*ratios, FALSE_RATE),
             )
@@ -221,6 +221,11 @@ class _Work:
             noise=_distances(oracles[::2], oracles[1::2]),
             methods=methods,
         )
+
+
+def _varied(training: TrainingSettings, number: int) -> TrainingSettings:
+    rate = training.learning_rate * STEP_SIZES[number % len(STEP_SIZES)]
+    return training.model_copy(update={"learning_rate": rate})
 
 
 def _on_removed(models: Sequence[Measured]) -> torch.Tensor:
