@@ -234,6 +234,11 @@ class Round:
     absent: Sequence[str] = ()
     """Clients that had to take part, because the method forgets through them, and did not."""
 
+    @property
+    def learned(self) -> Sequence[Update]:
+        """The updates of clients that had something to learn from: those that count."""
+        return [update for update in self.updates if update.num_examples > 0]
+
 
 @dataclass(frozen=True)
 class NotHonoured:
@@ -265,7 +270,7 @@ class Federation(Protocol):
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """All members, in a fixed order."""
+        """The ids of all clients, in a fixed order."""
 
     @property
     def model(self) -> ModelFactory:

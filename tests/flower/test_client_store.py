@@ -145,7 +145,7 @@ def test_a_constant_that_is_gone_is_asked_for(tmp_path: Path) -> None:
         assert store.keep(full) == []
         assert digest(store.constants(full.order)["teacher"].params) == digest(model(1.0))
         assert store.setup(full.order) == "setup"
-    bare = replace(full, constants={}, setup=None)
+    bare = replace(full, models={}, setup=None)
     with ClientStore(tmp_path) as store:
         assert store.keep(bare) == []
     for path in (tmp_path / "arrays").iterdir():
@@ -162,7 +162,7 @@ def truncate(path: Path) -> None:
 
 def test_a_damaged_constant_is_asked_for_and_replaced(tmp_path: Path) -> None:
     full = order(teacher=1.0)
-    bare = replace(full, constants={}, setup=None)
+    bare = replace(full, models={}, setup=None)
     with ClientStore(tmp_path) as store:
         store.keep(full)
         truncate(tmp_path / "arrays" / f"{full.order.constants['teacher']}.safetensors")

@@ -123,9 +123,9 @@ def test_shapes_are_compared_with_what_was_sent_before_anything_is_decoded() -> 
     """The bytes after the header would not even fit it: nobody looks at them."""
     with pytest.raises(WireError, match=r"is torch.float32 of shape \[3\]; .* \[2\] was expected"):
         wire.unpack(model_of(tensor(shape=[3])), shapes_of({"a": torch.zeros(2)}))
-    with pytest.raises(WireError, match="the update has no tensor 'b'"):
+    with pytest.raises(WireError, match=r"the update's 'b' is nothing; torch.float32"):
         wire.unpack(model_of(tensor()), shapes_of({"a": torch.zeros(2), "b": torch.zeros(1)}))
-    with pytest.raises(WireError, match="the update has an unknown tensor 'a'"):
+    with pytest.raises(WireError, match=r"the update's 'a' is .*; nothing was expected"):
         wire.unpack(model_of(tensor()), {})
 
 
@@ -135,13 +135,11 @@ def test_an_order_comes_back_as_it_was() -> None:
     assert received.order == sent
     assert received.order.id == sent.id
     assert GoldfishSettings.parse(received.order.settings) == task().settings
-    assert digest(received.arrays["model"]) == digest(MODEL)
-    assert {n: digest(p) for n, p in received.constants.items()} == {
-        sent.constants["teacher"]: digest(TEACHER)
-    }
+    assert set(received.models) == {digest(MODEL), digest(TEACHER)}
+    assert all(digest(params) == name for name, params in received.models.items())
     assert received.setup == SETUP
     without = wire.decode_order(wire.encode_order(sent, task(), SETUP, ()))
-    assert (without.order, without.constants, without.setup) == (sent, {}, None)
+    assert (without.order, set(without.models), without.setup) == (sent, {digest(MODEL)}, None)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +242,9 @@ def drop(part: str) -> Callable[[RecordDict], None]:
 
 
 def as_pickle(content: RecordDict) -> None:
-    data = content.array_records["array:model"][wire.FORMAT].data
+    data = content.array_records[digest(MODEL)][wire.FORMAT].data
     array = Array("float32", (2,), "numpy.ndarray", data)
-    content["array:model"] = ArrayRecord({wire.FORMAT: array})
+    content[digest(MODEL)] = ArrayRecord({wire.FORMAT: array})
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -267,12 +265,12 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (change("Order", stranger=1), "Order.stranger"),
         (change("Order", setup=None), "Order.setup"),
         (change("Order", arrays={}), "An order came with"),
-        (change("Order", arrays={"model": "b" * 64}), "arrived damaged"),
-        (drop("array:model"), "An order came with"),
-        (model("array:stranger", {}), "An order came with"),
-        (model("array:model", TEACHER), "arrived damaged"),
-        (model(f"constant:{digest(TEACHER)}", MODEL), "arrived damaged"),
-        (as_pickle, "'array:model' does not hold one model, written as safetensors"),
+        (change("Order", arrays={"model": "b" * 64}), "An order came with"),
+        (drop(digest(MODEL)), "An order came with"),
+        (model(digest({}), {}), "An order came with"),
+        (model(digest(MODEL), TEACHER), "arrived damaged"),
+        (model(digest(TEACHER), MODEL), "arrived damaged"),
+        (as_pickle, "does not hold one model, written as safetensors"),
         (lambda c: c.update(setup=ConfigRecord({"text": "another"})), "arrived damaged"),
     ],
 )
@@ -311,7 +309,7 @@ def metrics(**values: Any) -> Callable[[RecordDict], None]:
         (metrics(teacher_samples=-1), "'teacher_samples' is -1"),
         (metrics(fisher_samples=float("nan")), "'fisher_samples' is nan"),
         (drop("params"), "'params' does not hold one model"),
-        (model("params", TEACHER), "the update has no tensor 'weight'|the update's 'weight' is"),
+        (model("params", TEACHER), "the update's 'weight' is"),
     ],
 )
 def test_a_reply_that_makes_no_sense_is_refused(

@@ -13,7 +13,7 @@ from goldfish.unlearning.optimization import (
     combine,
     excess_empirical_risk,
     plan_shards,
-    recover,
+    recover_shards,
     shard_checkpoint,
 )
 
@@ -114,19 +114,19 @@ def test_no_checkpoint_when_every_shard_with_data_was_hit(literal: bool) -> None
 def test_weights_of_the_hit_shard() -> None:
     """6/1 ((3/2, 7/2) - (1, 3)) = 6 (1/2, 1/2) = (3, 3), with (1, 3) from the test of (9)."""
     client = {"w": tensor([1.5, 3.5])}
-    recovered = recover(client, MODELS, SIZES, [0])
+    recovered = recover_shards(client, MODELS, SIZES, [0])
     assert list(recovered) == [0]
     assert values(recovered[0]) == approx(3, 3)
 
 
 def test_weights_of_an_unretrained_shard_come_back() -> None:
     """With the client model (2, 3) of the test of (8): 6 ((2, 3) - (1, 3)) = (6, 0), the old."""
-    assert values(recover({"w": tensor([2.0, 3.0])}, MODELS, SIZES, [0])[0]) == approx(6, 0)
+    assert values(recover_shards({"w": tensor([2.0, 3.0])}, MODELS, SIZES, [0])[0]) == approx(6, 0)
 
 
 def test_weights_of_several_hit_shards() -> None:
     """Only their sum is known: 6/3 ((3/2, 7/2) - 3/6 (2, 4)) = 2 (1/2, 3/2) = (1, 3) for both."""
-    recovered = recover({"w": tensor([1.5, 3.5])}, MODELS, SIZES, [0, 1])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, MODELS, SIZES, [0, 1])
     assert sorted(recovered) == [0, 1]
     assert values(recovered[0]) == approx(1, 3)
     assert values(recovered[1]) == approx(1, 3)
@@ -134,7 +134,7 @@ def test_weights_of_several_hit_shards() -> None:
 
 def test_the_old_models_of_hit_shards_are_not_needed() -> None:
     """Of (10) only the other shards are an argument: the numbers of the test above."""
-    recovered = recover({"w": tensor([1.5, 3.5])}, {2: MODELS[2]}, SIZES, [0, 1])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, {2: MODELS[2]}, SIZES, [0, 1])
     assert values(recovered[1]) == approx(1, 3)
 
 
@@ -143,18 +143,18 @@ def test_weights_after_a_shard_was_emptied() -> None:
 
     = (3/4, 11/4); shard 0 has no weights.
     """
-    recovered = recover({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0, 1])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0, 1])
     assert list(recovered) == [1]
     assert values(recovered[1]) == approx(3 / 4, 11 / 4)
 
 
 def test_no_weights_when_only_emptied_shards_were_hit() -> None:
-    assert recover({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0]) == {}
+    assert recover_shards({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0]) == {}
 
 
 def test_all_shards_hit_get_the_client_model() -> None:
     """Nothing is subtracted and 6/6 = 1."""
-    recovered = recover({"w": tensor([1.5, 3.5])}, {}, SIZES, [0, 1, 2])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, {}, SIZES, [0, 1, 2])
     assert [values(recovered[i]) for i in range(3)] == [[1.5, 3.5]] * 3
 
 
@@ -162,7 +162,7 @@ def test_shard_arithmetic_leaves_integer_counters_alone() -> None:
     """The counter 7 of the client's model, the counter 5 of the first shard: never scaled."""
     client = {"w": tensor([2.0, 3.0]), "count": tensor(7)}
     models = {i: {**m, "count": tensor(5 + i)} for i, m in MODELS.items()}
-    recovered = recover(client, models, SIZES, [0])[0]["count"]
+    recovered = recover_shards(client, models, SIZES, [0])[0]["count"]
     start = shard_checkpoint(models, SIZES, [0], literal=True)
     assert start is not None
     for counter, expected in [

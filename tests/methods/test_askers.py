@@ -13,7 +13,7 @@ from torch import nn
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.methods import Plan, not_honoured
-from goldfish.methods.method import ASKED_AGAIN, members
+from goldfish.methods.method import ASKED_AGAIN, participants
 from goldfish.params import digest, largest_change
 from goldfish.types import Client, DeletionRequest, Failure, RoundReplies, Task
 from goldfish.unlearning.optimization import partition_shards
@@ -126,11 +126,11 @@ def test_askers_are_drawn_in_every_round(
     trained = trained_on(make_clients((20,) * 6), small_net, participation=0.34)
     asker = DeletionRequest("client-5", sample_ids=["c5-1"])
     plan = plan_for(trained, name, [asker], rounds=8)
-    drawn = [members(plan, index) for index in range(1, 9)]
+    drawn = [participants(plan, index) for index in range(1, 9)]
     assert all("client-5" in clients and len(clients) == 3 for clients in drawn)
     assert len({clients[0] for clients in drawn}) > 1
     every = [DeletionRequest(f"client-{n}", class_label=1) for n in range(1, 7)]
-    assert len(members(plan_for(trained, name, every), 1)) == 6
+    assert len(participants(plan_for(trained, name, every), 1)) == 6
 
 
 def test_every_stage_draws_other_clients(make_clients: MakeClients, small_net: Net) -> None:
@@ -141,7 +141,7 @@ def test_every_stage_draws_other_clients(make_clients: MakeClients, small_net: N
         plan_for(trained, "retrain", [first]),
         plan_for(trained, "retrain", [first, second], honoured=[first]),
     ]
-    drawn = [[tuple(members(plan, index)) for index in (1, 2, 3)] for plan in stages]
+    drawn = [[tuple(participants(plan, index)) for index in (1, 2, 3)] for plan in stages]
     assert drawn[0] != drawn[1]
 
 

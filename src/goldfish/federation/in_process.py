@@ -117,7 +117,7 @@ class InProcess:
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """All members, in the order in which they were given."""
+        """The ids of all clients, in the order in which they were given."""
         return list(self._clients)
 
     def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:

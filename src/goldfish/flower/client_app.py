@@ -115,7 +115,7 @@ def task_of(received: wire.Received, constants: Mapping[str, Constant]) -> Task[
     return Task(
         order.client_id,
         step,
-        received.arrays,
+        {name: received.models[of] for name, of in order.arrays.items()},
         step.settings.parse(order.settings, order.step),
         order.context,
         order.training,

@@ -103,7 +103,7 @@ class FlowerFederation:
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """All members, in the order in which they were given."""
+        """The ids of all clients, in the order in which they were given."""
         return list(self._setups)
 
     @property

@@ -149,11 +149,10 @@ class Order(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Received:
-    """An order as it arrives, with what came along: constants by digest, and perhaps the setup."""
+    """An order as it arrives, with what came along: models by digest, and perhaps the setup."""
 
     order: Order
-    arrays: Mapping[str, Params]
-    constants: Mapping[str, Params]
+    models: Mapping[str, Params]
     setup: str | None
 
 
@@ -209,9 +208,9 @@ def encode(message: Message, models: Mapping[str, Params] | None = None) -> Reco
 
 def encode_order(order: Order, task: Task[Any], setup: str, send: Collection[str]) -> RecordDict:
     """Return the message of an order, with those constants (and setup) that ``send`` names."""
-    constants = {f"constant:{c.digest}": c.params for c in task.constants.values()}
-    sent = {name: p for name, p in constants.items() if name.removeprefix("constant:") in send}
-    content = encode(order, {f"array:{name}": p for name, p in task.arrays.items()} | sent)
+    constants = {c.digest: c.params for c in task.constants.values() if c.digest in send}
+    arrays = {order.arrays[name]: params for name, params in task.arrays.items()}
+    content = encode(order, constants | arrays)
     if order.setup in send:
         content["setup"] = ConfigRecord({"text": setup})
     return content
@@ -230,24 +229,17 @@ def decode(content: RecordDict, kind: type[M]) -> M | Failed:
 
 
 def decode_order(content: RecordDict) -> Received:
-    """Read an order, and check what arrived."""
+    """Read an order, and check that what came along is what it names."""
     order = _read(Order, _text(content, Order.__name__))
-    wanted = {f"array:{name}": params for name, params in order.arrays.items()}
-    constants = [name for name in content.array_records if name.startswith("constant:")]
-    wanted |= {name: name.removeprefix("constant:") for name in constants}
-    if wanted.keys() != content.array_records.keys():
-        raise WireError(f"An order came with {_shown(sorted(content.array_records))}.")
-    models = {name: unpack(_model(content, name)) for name in wanted}
+    arrays, came = set(order.arrays.values()), content.array_records.keys()
+    if not arrays <= came <= arrays | order.kept:
+        raise WireError(f"An order came with other models than it names: {_shown(sorted(came))}.")
+    models = {name: unpack(_model(content, name)) for name in came}
     setup = content.config_records.get("setup", ConfigRecord()).get("text")
-    found = {name: digest(params) for name, params in models.items()}
-    if found != wanted or (setup is not None and text_digest(str(setup)) != order.setup):
-        raise WireError("An order arrived damaged: the digest of what it brings is another one.")
-    return Received(
-        order,
-        {name: models[f"array:{name}"] for name in order.arrays},
-        {wanted[name]: models[name] for name in constants},
-        None if setup is None else str(setup),
-    )
+    whole = setup is None or text_digest(str(setup)) == order.setup
+    if not whole or any(digest(params) != name for name, params in models.items()):
+        raise WireError("An order arrived damaged: the digest of what came along is another one.")
+    return Received(order, models, None if setup is None else str(setup))
 
 
 def decode_reply(content: RecordDict, sent: Params) -> Answer | Missing | Failed:
@@ -278,7 +270,12 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
         count = ensemble_size(like) and ensemble_size(shapes)
         members = tuple(f"{MEMBERS}{place}." for place in range(count))
         like = {n: s for n, s in like.items() if not members or n.startswith(members)}
-        _refuse_misfit(shapes, like)
+        for name in {**like, **shapes}:
+            own, wanted = shapes.get(name), like.get(name)
+            if own != wanted:
+                raise WireError(
+                    f"the update's {name[:200]!r} is {_words(own)}; {_words(wanted)} was expected"
+                )
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, RuntimeError) as error:
@@ -319,18 +316,8 @@ def _refuse_metrics(metrics: Mapping[str, float]) -> None:
             )
 
 
-def _refuse_misfit(shapes: Shapes, like: Shapes) -> None:
-    """Raise where an update is not like the model that was sent."""
-    for name in {**like, **shapes}:
-        if name not in like or name not in shapes:
-            what = "no" if name in like else "an unknown"
-            raise WireError(f"the update has {what} tensor {name[:200]!r}")
-        if shapes[name] != like[name]:
-            (shape, dtype), (wanted, kind) = shapes[name], like[name]
-            raise WireError(
-                f"the update's {name!r} is {dtype} of shape {list(shape)}; "
-                f"{kind} of shape {list(wanted)} was expected"
-            )
+def _words(tensor: tuple[torch.Size, torch.dtype] | None) -> str:
+    return "nothing" if tensor is None else f"{tensor[1]} of shape {list(tensor[0])}"
 
 
 def _model(content: RecordDict, name: str) -> bytes:

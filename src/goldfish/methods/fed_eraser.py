@@ -29,7 +29,7 @@ What is ours:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -44,7 +44,6 @@ from goldfish.methods.steps import answer, nothing_to_learn, train_on
 from goldfish.settings import Count, Settings
 from goldfish.types import (
     Client,
-    HistoryEntry,
     Params,
     Round,
     Step,
@@ -82,11 +81,13 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
     initial = history[1].start
     weights = weight_names(plan.federation.model, initial)
     plan = replace(plan, rounds=len(indices))
+    staying, losing = set(plan.staying), {request.client_id for request in plan.requests}
     params = plan.last.params if plan.last else initial
     for index in plan.to_do:
         entry = history[indices[index - 1]]
-        kept = _remaining(plan, entry)
-        untouched = _untouched(plan, kept) if index == 1 else {}
+        kept = {c: update for c, update in kept_updates(plan, entry).items() if c in staying}
+        # Of the first round's updates, those that no removed sample had a part in stay.
+        untouched = {c: kept[c] for c in kept if index == 1 and c not in losing}
         asking = [client_id for client_id in kept if client_id not in untouched]
         asked = ask(
             plan,
@@ -100,7 +101,7 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
         )
         models = {client_id: update.params for client_id, update in untouched.items()}
         sizes = {client_id: update.num_examples for client_id, update in untouched.items()}
-        for update in asked.updates:
+        for update in asked.learned:
             before = P.subtract(kept[update.client_id].params, entry.start)
             change = calibrated_update(before, P.subtract(update.params, params), weights)
             models[update.client_id] = P.add(params, change)
@@ -112,7 +113,7 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
             raise ConfigError(
                 "No client has any data left in any kept round: there is nothing to learn from."
             )
-        yield asked.finish(params, final=final)
+        yield replace(asked, params=params, final=final)
 
 
 def calibrated_update(kept: Params, calibration: Params, weights: Collection[str]) -> Params:
@@ -146,18 +147,6 @@ def _calibration_steps(task: Task[FedEraserSettings], num_examples: int) -> int:
         return settings.calibration_steps
     whole_round = training.local_epochs * math.ceil(num_examples / training.batch_size)
     return max(1, round(settings.calibration_ratio * whole_round))
-
-
-def _remaining(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:
-    """Return the kept updates of a round but for those of clients that left."""
-    staying = set(plan.staying)
-    return {c: update for c, update in kept_updates(plan, entry).items() if c in staying}
-
-
-def _untouched(plan: Plan, kept: Mapping[str, Update]) -> dict[str, Update]:
-    """Return those of the first round's updates that no removed sample had a part in."""
-    asking = {request.client_id for request in plan.requests}
-    return {client_id: update for client_id, update in kept.items() if client_id not in asking}
 
 
 def _quorum(plan: Plan, asked: int, untouched: int) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from goldfish.errors import ConfigError
-from goldfish.methods.method import WEIGHTS, Method, Plan, federated_rounds
+from goldfish.methods.method import WARM_START, WEIGHTS, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
     check_asker,
@@ -28,7 +28,7 @@ from goldfish.unlearning.optimization import (
     Shard,
     combine,
     partition_shards,
-    recover,
+    recover_shards,
     shard_checkpoint,
 )
 
@@ -115,7 +115,7 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
         params, fitted = _retrain(task, client, client.retained, client.removed, workspace, start)
         fits.append(fitted)
         # Where nothing was hit the client's model moved as a whole, and all shards with it.
-        models |= recover(params, models, sizes, hit or list(sizes))
+        models |= recover_shards(params, models, sizes, hit or list(sizes))
     else:
         isolated = training.shard_mode == "isolated"
         for shard in shards:
@@ -225,10 +225,7 @@ def _notes(plan: Plan, settings: GoldfishSettings) -> Sequence[str]:
             "the server's test set, and none was given."
         )
     if settings.student == "teacher":
-        notes.append(
-            "The student started from the old model: what the removed data taught it to do fades, "
-            "but most of what it remembers of single removed samples stays."
-        )
+        notes.append(WARM_START)
     if plan.training.shards > 1 and plan.training.shard_mode == "shared":
         notes.append(
             "Shards were shared, and a client left: all shards started from the fresh student."

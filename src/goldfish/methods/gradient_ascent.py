@@ -83,12 +83,12 @@ def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
         quorum=1.0,  # the data of a client that fails here would stay in the model
         may_be_empty=True,
     )
-    if not asked.updates:
+    if not asked.learned:
         raise ConfigError("The clients that ask hold nothing of what they want removed.")
-    left = sum(update.metrics["retained"] for update in asked.updates)
-    if not left and len(asked.updates) == len(plan.federation.client_ids):
+    left = sum(update.metrics["retained"] for update in asked.learned)
+    if not left and len(asked.learned) == len(plan.federation.client_ids):
         raise nothing_left(plan, 1)
-    return asked.finish(average(asked.updates), final=plan.rounds == 1)
+    return replace(asked, params=average(asked.learned), final=plan.rounds == 1)
 
 
 def _reach(plan: Plan) -> float:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.method import WARM_START, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
     check_asker,
@@ -131,10 +131,7 @@ class BadTeachingObjective:
 
 
 def _notes(plan: Plan, _settings: Settings) -> Sequence[str]:
-    notes = [
-        "The student started from the old model: what the removed data taught it to do fades, but "
-        "most of what it remembers of single removed samples stays.",
-    ]
+    notes = [WARM_START]
     if plan.training.shards > 1:
         notes.append("Shards were not used: each client trained one student on all of its data.")
     return notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeAlias
 
 import torch
@@ -87,7 +87,7 @@ class Trained:
     """What the last round of the training remembered."""
     states: States | None = None
     """What the clients kept when the training ended (shard models), as far as it lives in this
-    process: :func:`unlearn` gives it back to them first. None: what they keep by then."""
+    process: :func:`goldfish.unlearn` gives it back to them first. None: what they keep by then."""
 
     @property
     def model(self) -> nn.Module:
@@ -160,6 +160,12 @@ class Plan:
         gone = {r.client_id for r in self.requests if deletion_kind(r) == "client"}
         return [c for c in self.federation.client_ids if c not in gone]
 
+
+WARM_START = (
+    "The student started from the old model: what the removed data taught it to do fades, but most "
+    "of what it remembers of single removed samples stays."
+)
+"""The note of methods that start from the model that they unlearn from."""
 
 WEIGHTS = "how much each client counts (equation 12)"
 """What is measured with adaptive weights, in words."""
@@ -273,32 +279,7 @@ def not_honoured(
     return lost
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A round's answers: the updates that count, and what the round cost to ask."""
-
-    index: int
-    updates: Sequence[Update]
-    replies: RoundReplies
-    bytes_sent: int
-    absent: Sequence[str] = ()
-    """Askers that had to take part and did not."""
-
-    def finish(self, params: Params, *, final: bool = False, memo: Memo | None = None) -> Round:
-        """Return the finished round with its new global model."""
-        return Round(
-            self.index,
-            params,
-            self.replies.updates,
-            self.replies.failures,
-            self.bytes_sent,
-            final,
-            memo or {},
-            self.absent,
-        )
-
-
-def members(plan: Plan, index: int) -> list[str]:
+def participants(plan: Plan, index: int) -> list[str]:
     """Return the clients of a round: the askers that must be there, and others up to the share.
 
     The others are drawn anew for each round and for each deletion.
@@ -325,9 +306,10 @@ def ask(
     starts: Mapping[str, Params] | None = None,
     quorum: float | None = None,
     may_be_empty: bool = False,
-) -> Asked:
+) -> Round:
     """Let clients run ``step`` on ``params``; raise when too few answer, or with nonsense.
 
+    Returns the round as it is before the server has made a new model of what was learned.
     ``starts`` holds what a client is given instead of ``params``, by its id. ``quorum`` counts
     instead of that of the training. That nobody has any data left, or that nobody is to be asked,
     is an error unless ``may_be_empty``.
@@ -355,19 +337,21 @@ def ask(
             honoured=honoured.get(client_id, ()),
             constants=constants or {},
         )
-        for client_id in (members(plan, index) if clients is None else clients)
+        for client_id in (participants(plan, index) if clients is None else clients)
     ]
     replies, sent = _run(plan, tasks)
     quorum = plan.training.quorum if quorum is None else quorum
-    updates = _check(replies, quorum, len(tasks), index, plan)
-    if not updates and not may_be_empty:
-        raise nothing_left(plan, index)
+    _check(replies, quorum, len(tasks), index, plan)
     told: set[str] = set()
     if constants:
-        told = {client_id for past in range(1, index) for client_id in members(plan, past)}
+        told = {client_id for past in range(1, index) for client_id in participants(plan, past)}
     there = {update.client_id for update in replies.updates}
     absent = [client_id for client_id in plan.askers if client_id not in there]
-    return Asked(index, updates, replies, bytes_sent(sent, replies, told), absent)
+    sent_bytes = bytes_sent(sent, replies, told)
+    asked = Round(index, params, replies.updates, replies.failures, sent_bytes, absent=absent)
+    if not asked.learned and not may_be_empty:
+        raise nothing_left(plan, index)
+    return asked
 
 
 def _run(plan: Plan, tasks: Sequence[Task[S]]) -> tuple[RoundReplies, list[Task[S]]]:
@@ -437,14 +421,12 @@ def federated_rounds(
     params = plan.last.params if plan.last else start
     for index in plan.to_do:
         asked = ask(plan, step, index, params, settings, constants=once)
-        params = average(asked.updates, plan.server if adaptive else None)
-        yield asked.finish(params, final=index == plan.rounds)
+        params = average(asked.learned, plan.server if adaptive else None)
+        yield replace(asked, params=params, final=index == plan.rounds)
 
 
-def _check(
-    replies: RoundReplies, quorum: float, asked: int, index: int, plan: Plan
-) -> list[Update]:
-    """Return the updates that count, or raise: no finite numbers, or too few answers."""
+def _check(replies: RoundReplies, quorum: float, asked: int, index: int, plan: Plan) -> None:
+    """Raise where numbers are not finite, or too few clients answered."""
     where = f"in round {index} of {plan.phase}"
     for failure in replies.failures:
         if failure.error not in ENDS_THE_RUN:
@@ -464,14 +446,12 @@ def _check(
             f"Only {answered} of {asked} clients answered {where}; the quorum is "
             f"{quorum:.0%}.{hint} First causes: {causes}"
         )
-    updates = [u for u in replies.updates if u.num_examples > 0]
-    for update in updates:
-        if not all_finite(update.params):
+    for update in replies.updates:
+        if update.num_examples > 0 and not all_finite(update.params):
             raise DivergenceError(
                 f"Non-finite weights from {update.client_id} {where}: lower learning_rate "
                 f"(now {plan.training.learning_rate:g})."
             )
-    return updates
 
 
 def bytes_sent(tasks: Sequence[Task[S]], replies: RoundReplies, told: Collection[str]) -> int:

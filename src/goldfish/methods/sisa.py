@@ -16,6 +16,7 @@ probability decides, which the paper weighs beside the majority's vote.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 from torch import Tensor
@@ -201,7 +202,7 @@ def _one_round(
     asked = ask(
         plan, SISA_STEP, 1, plan.fresh, layout, clients=clients, starts=starts, may_be_empty=True
     )
-    trained = {update.client_id: separate(update.params) for update in asked.updates}
+    trained = {update.client_id: separate(update.params) for update in asked.learned}
     members = {**untouched, **trained}
     ordered = {c: members[c] for c in plan.federation.client_ids if c in members}
     if not ordered:
@@ -210,7 +211,7 @@ def _one_round(
     layout = layout.model_copy(update={"phases": (plan.phase, *layout.phases)})
     owners = {client_id: len(models) for client_id, models in ordered.items()}
     memo = {"layout": layout.model_dump(mode="json"), "owners": owners}
-    yield asked.finish(ensemble, final=True, memo=memo)
+    yield replace(asked, params=ensemble, final=True, memo=memo)
 
 
 def _initial(plan: Plan, client_id: str, shard: int) -> Params:

@@ -93,7 +93,7 @@ def shard_checkpoint(
     return P.scale(start, sum(sizes[i] for i in others) / sum(sizes.values()))
 
 
-def recover(
+def recover_shards(
     client_params: Params,
     models: Mapping[int, Params],
     sizes: Mapping[int, int],
