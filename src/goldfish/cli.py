@@ -205,6 +205,57 @@ def report(
 
 
 @app.command()
+def audit(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run directory.")],
+    models: Annotated[
+        int,
+        typer.Option("--models", min=4, help="Models of each method, and as many oracles."),
+    ] = 8,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Audit this one; may be repeated. By default all."),
+    ] = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+) -> None:
+    """Compare a run's methods with retraining, sample by sample, over many models of each.
+
+    An audit that was interrupted goes on where it was; so does one with more models.
+    """
+    from goldfish.experiments.audit import AUDIT, Audit, audit_run
+    from goldfish.experiments.scenario import Machine
+
+    machine = Machine(data_dir, _resolve(device), workers)
+    steps = audit_run(run_dir, machine, models=models, methods=method or ())
+    _show_progress(steps, f"goldfish audit {run_dir} --models {models}")
+    found = Audit.read(run_dir / AUDIT)
+    rows = [
+        (
+            name,
+            "" if own.memory is None else f"{own.memory.value:+.2f} ± {own.memory.half:.2f}",
+            "" if own.accuracy is None else f"{own.accuracy.value:+.2f} ± {own.accuracy.half:.2f}",
+            f"{own.distances.removed:.2f} / {own.distances.unseen:.2f}",
+            f"{100 * own.attack.rate:.1f} %",
+        )
+        for name, own in found.methods.items()
+    ]
+    noise = found.noise
+    rows.append(("oracles", "", "", f"{noise.removed:.2f} / {noise.unseen:.2f}", ""))
+    _print_table(("method", "memory", "accuracy", "distance", "attack"), rows)
+    for name, own in found.methods.items():
+        console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
+        console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
+    console.print(
+        f"{found.models} models of each method and as many oracles, {found.removed} removed and "
+        f"{found.unseen} unseen samples. Details: {run_dir / AUDIT}",
+        markup=False,
+        highlight=False,
+        style="dim",
+    )
+
+
+@app.command()
 def methods() -> None:
     """Say of each unlearning method what it is, keeps, handles and promises."""
     from goldfish.methods import METHODS, count_kept_models
@@ -476,8 +527,6 @@ def _run(
     """Run an experiment under a progress bar, then show its result."""
     if ":" in config.model.name:
         sys.path.append("")  # a model of one's own may lie in the current folder
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from goldfish.experiments.runner import run_experiment
     from goldfish.experiments.seeds import run_seeds
 
@@ -489,6 +538,18 @@ def _run(
         once = partial(run_on_flower, tell=partial(console.print, markup=False, highlight=False))
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
+    again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
+    _show_progress(steps, again, close=config.engine == "flower")
+    _print_result(out)
+
+
+def _show_progress(steps: Iterator[Step], again: str, *, close: bool = False) -> None:
+    """Go through the steps under progress bars; Ctrl-C tells the command that goes on.
+
+    ``close`` lets steps that were interrupted end what runs elsewhere.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(),
@@ -512,14 +573,12 @@ def _run(
                     where = f"{step.phase}, round {step.round}: {failure.client_id}"
                     progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
     except KeyboardInterrupt:
-        if config.engine == "flower":
+        if close:
             steps.close()  # type: ignore[attr-defined]
-        again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
-        console.print(f"Interrupted. Finished rounds are kept; go on with: {again}")
+        console.print(f"Interrupted. What is finished is kept; go on with: {again}")
         sys.stdout.flush()
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)
-    _print_result(out)
 
 
 def _end_as_by_ctrl_c() -> None:

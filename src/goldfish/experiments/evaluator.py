@@ -32,10 +32,11 @@ class Evaluator:
         self._scenario = scenario
         self.device = device
         self._workspace = LocalWorkspace(scenario.model, device)
-        self._clean_removed = _without_trigger(scenario)
+        self.clean_removed = _without_trigger(scenario)
+        """The removed samples that carry no trigger, if there are any to be seen here."""
         self._removed_labels = torch.empty(0, dtype=torch.long)
-        if self._clean_removed is not None:
-            self._removed_labels = self._clean_removed.labels.cpu()
+        if self.clean_removed is not None:
+            self._removed_labels = self.clean_removed.labels.cpu()
         self._labels = scenario.test.labels.cpu()
         self._removed_classes = torch.tensor(removed_classes(scenario), dtype=torch.long)
         self._of_removed_class = torch.isin(self._labels, self._removed_classes)
@@ -47,9 +48,9 @@ class Evaluator:
 
     def compare_with(self, params: Params) -> None:
         """Compare the memory of all models measured from now on with that of this one."""
-        if self._clean_removed is not None:
+        if self.clean_removed is not None:
             on_test = self.logits(params, self._scenario.test)
-            on_removed = self.logits(params, self._clean_removed)
+            on_removed = self.logits(params, self.clean_removed)
             self._yardstick = self._losses(on_removed, on_test)
 
     def measure(
@@ -109,9 +110,9 @@ class Evaluator:
         compared: bool,
     ) -> Memory | None:
         """Compare the removed samples without a trigger that are asked for with unseen ones."""
-        if self._clean_removed is None:
+        if self.clean_removed is None:
             return None
-        on_removed = self.logits(params, self._clean_removed)
+        on_removed = self.logits(params, self.clean_removed)
         labels, clean = self._removed_labels, ~self._scenario.poisoned
         asked = _named(self._scenario, requests)[clean] if requests else slice(None)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from reprlib import repr as shown  # short, whatever arrived
 from typing import Annotated, Any, Self, TypeAlias, TypeVar, get_type_hints
 
 import torch
@@ -233,7 +233,7 @@ def decode_order(content: RecordDict) -> Received:
     order = _read(Order, _text(content, Order.__name__))
     arrays, came = set(order.arrays.values()), content.array_records.keys()
     if not arrays <= came <= arrays | order.kept:
-        raise WireError(f"An order came with other models than it names: {_shown(sorted(came))}.")
+        raise WireError(f"An order came with other models than it names: {shown(sorted(came))}.")
     models = {name: unpack(_model(content, name)) for name in came}
     setup = content.config_records.get("setup", ConfigRecord()).get("text")
     whole = setup is None or text_digest(str(setup)) == order.setup
@@ -279,7 +279,7 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise WireError(f"A model cannot be read: {_shown(str(error))}.") from None
+        raise WireError(f"A model cannot be read: {shown(str(error))}.") from None
     return {name: tensors[name] for name in (shapes if like is None else like)}
 
 
@@ -311,9 +311,7 @@ def _refuse_metrics(metrics: Mapping[str, float]) -> None:
     for name in sorted({"loss", "steps", "samples", *metrics}):
         number = metrics.get(name)
         if number is None or (name in COUNTS and not 0 <= number < MOST):
-            raise WireError(
-                f"The metric {_shown(name)} is {_shown(number)}; a number was expected."
-            )
+            raise WireError(f"The metric {shown(name)} is {shown(number)}; a number was expected.")
 
 
 def _words(tensor: tuple[torch.Size, torch.dtype] | None) -> str:
@@ -324,14 +322,14 @@ def _model(content: RecordDict, name: str) -> bytes:
     """Return the bytes of a model; refuse what is written in another way."""
     record = content.array_records.get(name, ArrayRecord())
     if list(record) != [FORMAT] or record[FORMAT].stype != FORMAT:
-        raise WireError(f"{_shown(name)} does not hold one model, written as {FORMAT}.")
+        raise WireError(f"{shown(name)} does not hold one model, written as {FORMAT}.")
     return record[FORMAT].data
 
 
 def _text(content: RecordDict, kind: str) -> str:
     text = content.config_records.get(kind, ConfigRecord()).get("json")
     if not isinstance(text, str):
-        raise WireError(f"A message has no part {kind!r}; it holds {_shown(sorted(content))}.")
+        raise WireError(f"A message has no part {kind!r}; it holds {shown(sorted(content))}.")
     if kind != Order.__name__ and len(text) > MOST_SAID:
         raise WireError(f"A client's message has {len(text)} letters; {MOST_SAID} are the most.")
     return text
@@ -348,12 +346,7 @@ def _first(error: ValidationError) -> str:
     """Say what is wrong first, in few words whatever arrived."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))[:100]
-    return f"{where} is {_shown(first['input'])}: {first['msg'][:200]}."
-
-
-def _shown(value: Any) -> str:
-    """Return a value as text for an error, which must be short whatever arrived."""
-    return reprlib.repr(value)
+    return f"{where} is {shown(first['input'])}: {first['msg'][:200]}."
 
 
 def action(step: str) -> str:
