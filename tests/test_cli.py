@@ -42,7 +42,7 @@ def test_only_the_flower_engine_imports_flower() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["init", "app"], ["keys", "keys"], ["up"], ["doctor"]],
+    [["init", "app"], ["keys", "new", "keys"], ["up"], ["doctor"]],
     ids=lambda command: command[0],
 )
 def test_commands_for_flower_say_what_to_install(command: list[str], tmp_path: Path) -> None:

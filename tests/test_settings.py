@@ -118,14 +118,6 @@ def test_settings_cannot_be_changed() -> None:
         settings.rounds = 3  # type: ignore[misc]
 
 
-def test_settings_come_back_out_of_a_task() -> None:
-    """A task holds the settings of others as well, and those of its own."""
-    settings = TrainingSettings(rounds=7, schedule="step", augment=True, momentum=0.25)
-    task = {**settings.to_task(), "phase": "origin", "round": 3}
-    assert TrainingSettings.from_task(task) == settings
-    assert all(isinstance(value, int | float | str | bool) for value in settings.to_task().values())
-
-
 def test_every_setting_says_what_it_is() -> None:
     for name, field in TrainingSettings.model_fields.items():
         assert field.description, name

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,10 +14,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 import goldfish
 from goldfish.data import TensorExamples
-from goldfish.methods import Plan, fedavg
-from goldfish.params import digest, params_of
+from goldfish.methods import Plan, fedavg, federated_rounds
+from goldfish.params import digest, params_of, scale
 from goldfish.settings import Settings
-from goldfish.types import Client, DeletionRequest, Round
+from goldfish.types import Client, DeletionRequest, Round, Step, Task, Update, Workspace
+from goldfish.workflow import run_phase, training_plan
 
 MakeClients = Callable[..., list[Client]]
 REQUEST = DeletionRequest("client-1", sample_ids=["c1-1", "c1-2"])
@@ -164,17 +167,40 @@ def test_requests_must_name_a_client(trained: goldfish.Trained) -> None:
 def test_a_method_of_ones_own(trained: goldfish.Trained) -> None:
     """A researcher's method is a value of the same type; here: fine-tune on what remains."""
 
-    class NoSettings(Settings):
-        """None."""
-
     def fine_tune(plan: Plan, _settings: Settings) -> Iterator[Round]:
-        assert plan.original is not None
-        return fedavg.train(plan, plan.original)
+        return fedavg.train(plan, plan.origin.params)
 
-    own = goldfish.Method("fine-tune", "Go on without it.", NoSettings, fedavg.STEPS, fine_tune)
+    own = goldfish.Method("fine-tune", "Go on without it.", Settings, fine_tune)
     result = goldfish.unlearn(trained, [REQUEST], method=own, rounds=2)
     assert result.method == "fine-tune"
     assert len(result.rounds) == 2
+
+
+class ShrinkSettings(Settings):
+    """The settings of the method below."""
+
+    factor: float = 0.5
+    """What every weight is multiplied by."""
+
+
+def shrink_step(task: Task[ShrinkSettings], client: Client, _workspace: Workspace) -> Update:
+    params = scale(task.arrays["model"], task.settings.factor)
+    metrics = {"loss": 0.0, "steps": task.context.round, "samples": task.training.batch_size}
+    return Update(client.id, params, len(client.retained), metrics)
+
+
+def test_a_method_of_ones_own_with_a_step_of_its_own(trained: goldfish.Trained) -> None:
+    """The client finds its settings, the round and the training's settings in three places."""
+    step = Step("shrink", shrink_step, ShrinkSettings)
+
+    def shrink(plan: Plan, settings: ShrinkSettings) -> Iterator[Round]:
+        return federated_rounds(plan, step, settings, start=plan.origin.params)
+
+    own = goldfish.Method("shrink", "Make all weights smaller.", ShrinkSettings, shrink, [step])
+    result = goldfish.unlearn(trained, [REQUEST], method=own, rounds=2, factor=0.1, batch_size=7)
+    name = next(iter(result.params))
+    assert torch.allclose(result.params[name], 0.01 * trained.params[name], rtol=1e-5)
+    assert [(r.cost.steps, r.cost.samples) for r in result.rounds] == [(3, 21), (6, 21)]
 
 
 def test_divergence_names_client_and_round(
@@ -240,7 +266,7 @@ def test_a_second_call_does_not_start_from_what_the_first_left(
     [
         ("goldfish", {"shards": 2}),
         ("goldfish", {"shards": 2, "shard_mode": "isolated"}),
-        ("sisa", {"sisa_shards": 3}),
+        ("sisa", {"shards": 3}),
     ],
 )
 def test_another_training_leaves_the_first_one_as_it_was(
@@ -375,3 +401,22 @@ def test_kept_rounds_follow_the_settings_of_the_method(
     trained = goldfish.train(federation, rounds=4, keep_for={"fed-eraser": {"keep_every": 1}})
     assert sorted(trained.history) == [1, 2, 3, 4]
     goldfish.unlearn(trained, [REQUEST], method="fed-eraser", keep_every=1)
+
+
+def test_a_phase_goes_on_after_its_last_round_and_the_callers_time_is_not_counted(
+    trained: goldfish.Trained,
+) -> None:
+    """Each round starts from the model of the one before; the caller takes 0.3 s in between."""
+    plan = training_plan(trained.federation, trained.settings)
+    models = [params_of(trained.model) for _ in range(3)]
+
+    def work(plan: Plan) -> Iterator[Round]:
+        for index in range(plan.last.index + 1 if plan.last else 1, 4):
+            yield Round(index, models[index - 1], (), (), 0)
+
+    for done, starts in ((0, [plan.fresh, *models[:2]]), (2, [models[1]])):
+        last = Round(done, models[done - 1], (), (), 0) if done else None
+        for finished, start in zip(run_phase(replace(plan, last=last), work), starts, strict=True):
+            assert finished.start is start
+            assert finished.cost.seconds < 0.2
+            time.sleep(0.3 if not done else 0)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         WireError,
     )
     from goldfish.federation import InProcess
-    from goldfish.methods import METHODS, Method
+    from goldfish.methods import METHODS, Method, Trained
     from goldfish.types import Client, DeletionRequest
-    from goldfish.workflow import Trained, Unlearned, train, unlearn
+    from goldfish.workflow import Unlearned, train, unlearn
 
 _HOMES = {
     "Client": "goldfish.types",
@@ -42,7 +42,7 @@ _HOMES = {
     "NotHonoured": "goldfish.types",
     "QuorumError": "goldfish.errors",
     "StoreError": "goldfish.errors",
-    "Trained": "goldfish.workflow",
+    "Trained": "goldfish.methods",
     "Unlearned": "goldfish.workflow",
     "WireError": "goldfish.errors",
     "train": "goldfish.workflow",

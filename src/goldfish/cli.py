@@ -212,7 +212,7 @@ def reproduce(
             _say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
             if not cell.finished:
                 again = f"goldfish reproduce {' '.join(wanted)} with the same options"
-                _watch(cell.run(machine), again, transient=True)
+                _show_progress(cell.run(machine), again, transient=True)
         folder = work.finish()
         _print_table(("claim", "here", ""), write_results(folder, work.preset))
         _say(f"Results: {folder / PAGE}")
@@ -268,6 +268,57 @@ def report(
     from goldfish.report import write_report
 
     console.print(f"Report: {write_report(run_dir)}")
+
+
+@app.command()
+def audit(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run directory.")],
+    models: Annotated[
+        int,
+        typer.Option("--models", min=4, help="Models of each method, and as many oracles."),
+    ] = 8,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Audit this one; may be repeated. By default all."),
+    ] = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+) -> None:
+    """Compare a run's methods with retraining, sample by sample, over many models of each.
+
+    An audit that was interrupted goes on where it was; so does one with more models.
+    """
+    from goldfish.experiments.audit import AUDIT, Audit, audit_run
+    from goldfish.experiments.scenario import Machine
+
+    machine = Machine(data_dir, _resolve(device), workers)
+    steps = audit_run(run_dir, machine, models=models, methods=method or ())
+    _show_progress(steps, f"goldfish audit {run_dir} --models {models}")
+    found = Audit.read(run_dir / AUDIT)
+    rows = [
+        (
+            name,
+            "" if own.memory is None else f"{own.memory.value:+.2f} ± {own.memory.half:.2f}",
+            "" if own.accuracy is None else f"{own.accuracy.value:+.2f} ± {own.accuracy.half:.2f}",
+            f"{own.distances.removed:.2f} / {own.distances.unseen:.2f}",
+            f"{100 * own.attack.rate:.1f} %",
+        )
+        for name, own in found.methods.items()
+    ]
+    noise = found.noise
+    rows.append(("oracles", "", "", f"{noise.removed:.2f} / {noise.unseen:.2f}", ""))
+    _print_table(("method", "memory", "accuracy", "distance", "attack"), rows)
+    for name, own in found.methods.items():
+        console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
+        console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
+    console.print(
+        f"{found.models} models of each method and as many oracles, {found.removed} removed and "
+        f"{found.unseen} unseen samples. Details: {run_dir / AUDIT}",
+        markup=False,
+        highlight=False,
+        style="dim",
+    )
 
 
 @app.command()
@@ -554,14 +605,17 @@ def _run(
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
     again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
-    _watch(steps, again, close=config.engine == "flower")
+    _show_progress(steps, again, close=config.engine == "flower")
     _print_result(out)
 
 
-def _watch(
+def _show_progress(
     steps: Iterator[Step], again: str, *, close: bool = False, transient: bool = False
 ) -> None:
-    """Show the progress of a run; where it is interrupted, say what goes on with it."""
+    """Go through the steps under progress bars; Ctrl-C tells the command that goes on.
+
+    ``close`` lets steps that were interrupted end what runs elsewhere; ``transient`` bars vanish.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -589,7 +643,7 @@ def _watch(
     except KeyboardInterrupt:
         if close:
             steps.close()  # type: ignore[attr-defined]
-        console.print(f"Interrupted. Finished rounds are kept; go on with: {again}")
+        console.print(f"Interrupted. What is finished is kept; go on with: {again}")
         sys.stdout.flush()
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)

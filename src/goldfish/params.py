@@ -55,12 +55,12 @@ class FlatParams(RowParams):
 
     @cached_property
     def _views(self) -> Mapping[str, Tensor]:
-        places = dict.fromkeys(self._rows, 0)
+        offsets = dict.fromkeys(self._rows, 0)
         views = {}
         for name, (shape, dtype) in self.shapes.items():
-            begin = places[dtype]
-            places[dtype] = begin + shape.numel()
-            views[name] = self._rows[dtype][begin : places[dtype]].view(shape)
+            begin = offsets[dtype]
+            offsets[dtype] = begin + shape.numel()
+            views[name] = self._rows[dtype][begin : offsets[dtype]].view(shape)
         return views
 
     @property
@@ -164,7 +164,7 @@ def distance(a: Params, b: Params) -> float:
 
 
 def largest_change(before: Params, after: Params) -> float:
-    """Return how far the value that moved most is from its old place, over the largest value.
+    """Return how far the value that moved most is from its old value, over the largest value.
 
     Infinite where the two do not hold the same tensors.
     """

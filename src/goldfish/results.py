@@ -40,6 +40,9 @@ class Part(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    def __str__(self) -> str:
+        return repr(self)
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that holds this part as JSON; what is wrong with it is said in words."""
@@ -557,10 +560,9 @@ METRICS: Sequence[Metric] = (
         "final.accuracy",
         "accuracy",
         "percent",
-        "Percent of the clean test images (no trigger in them) that get their true label; where a "
-        "class had to go, of the remaining classes. Below {margins.few_images} images the 95 % "
-        "interval (Wilson’s) stands beside it: two models whose intervals overlap widely cannot "
-        "be told apart.",
+        "Percent of the test images without a trigger that get their true label; where a class had "
+        "to go, of the remaining classes. Of fewer than {margins.few_images} images the 95 % "
+        "interval (Wilson’s) is given: where two overlap widely, models cannot be told apart.",
         title="Accuracy on clean test images",
         main=True,
         short="accuracy\n%",
@@ -584,11 +586,10 @@ METRICS: Sequence[Metric] = (
         "final.backdoor_success",
         "backdoor",
         "percent",
-        "Removed samples carried a trigger and the attacker’s label. This is the percentage of "
-        "test images with the trigger added, and of another class, that the model gives the "
-        "attacker’s label. A model that never saw the removed samples stays near 0; how near, "
-        "retrain tells. A model may give that label to the same images without the trigger too, "
-        "as an untrained one does: only what the trigger adds counts.",
+        "Removed samples carried a trigger and the attacker’s label: this is the percent of test "
+        "images of other classes that get this label when the trigger is added. A model that never "
+        "saw the removed samples stays near 0; how near, retrain tells. A model may give the label "
+        "without the trigger too, as an untrained one does: only what the trigger adds counts.",
         title="Backdoor success",
         main=True,
         short="backdoor\n%",
@@ -600,13 +601,12 @@ METRICS: Sequence[Metric] = (
         "final.memory_gap",
         "memory gap",
         "gap",
-        "The mean loss on unseen test samples minus the mean loss on the removed samples that "
-        "carry no trigger, each class of the unseen ones weighing as much as it does among the "
-        "removed ones (a class with fewer than two unseen samples is left out). A model knows "
-        "what it was trained on, so its loss there is lower and the gap is above 0. The removed "
-        "samples may also be easier or harder than unseen ones, which retrain’s gap tells. The "
-        "95 % interval of the difference to retrain’s comes from both models’ losses on the same "
-        "samples. After each round only what had been asked for by then counts.",
+        "The mean loss on unseen test samples minus that on the removed samples without a trigger, "
+        "each class weighing as much as among the removed ones (a class with fewer than two unseen "
+        "samples is left out). A model’s loss is lower on what it was trained on: the gap is above "
+        "0. Removed samples may also be easier or harder than unseen ones, which retrain’s gap "
+        "tells; the 95 % interval of the difference to it comes from both models’ losses on the "
+        "same samples. After each round only what had been asked for by then counts.",
         main=True,
         short="memory\ngap",
         chart=True,
@@ -626,13 +626,12 @@ METRICS: Sequence[Metric] = (
         "seconds_to_quality",
         "to quality",
         "seconds",
-        "What a method spends until, for the first time, its accuracy is within "
-        "{margins.accuracy:g} points of the accuracy retrain ended with and it has forgotten as "
-        "retrain has: what the trigger adds, and the accuracy on a removed class, are at most "
+        "What a method spends, from the last deletion on, until its accuracy is first within "
+        "{margins.accuracy:g} points of retrain’s final one and it has forgotten as retrain has: "
+        "what the trigger adds, and the accuracy on a removed class, are at most "
         "{margins.backdoor:g} point above retrain’s, and the memory gap does not count as "
-        "“remembers”. “Not reached”: in no round; “in 2 of 3 seeds”: not in all, so that there is "
-        "no mean. It counts from the last deletion on. None is given where origin itself would "
-        "count as forgetful.",
+        "“remembers”. “Not reached”: in no round; “in 2 of 3 seeds”: not in all, so there is no "
+        "mean. None is given where origin itself would count as forgetful.",
         title="Time to quality",
         main=True,
         short="time to\nquality",
@@ -733,3 +732,4 @@ METRICS: Sequence[Metric] = (
 """Everything that is known of a method, in the order of the columns."""
 
 BY_KEY: Mapping[str, Metric] = {metric.key: metric for metric in METRICS}
+ACCURACY = BY_KEY["accuracy"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeAlias, cast
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from goldfish.errors import ConfigError, unknown
-from goldfish.types import Scalar
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -19,10 +17,14 @@ NonNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 
 
-class Settings(BaseModel):
-    """Settings that are checked where they enter; a wrong name or value is refused in words."""
+class Checked(BaseModel):
+    """Values that are checked where they enter and never change; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Settings(Checked):
+    """Settings; a wrong name or value is refused in words. This class itself has none."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
@@ -33,27 +35,6 @@ class Settings(BaseModel):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             raise ConfigError(describe(error, cls, where)) from None
-
-    @classmethod
-    def from_task(cls, config: Mapping[str, Scalar]) -> Self:
-        """Read these settings out of a task's configuration, which holds others beside them."""
-        fields = cls.model_fields
-        own = {k: v for k, v in config.items() if k in fields}
-        try:
-            return cast("Self", _checked(cls, tuple(own.items())))
-        except TypeError:  # a list, or another value that cannot be looked up
-            return cls.model_validate(own)
-
-    def to_task(self) -> dict[str, Scalar]:
-        """Return the settings as scalars that any engine can carry."""
-        dumped: dict[str, Any] = self.model_dump(exclude_none=True)
-        return dumped
-
-
-@functools.lru_cache(maxsize=64)
-def _checked(settings: type[Settings], values: tuple[tuple[str, Scalar], ...]) -> Settings:
-    """Check the values of a task: they are the same for all clients of a round."""
-    return settings.model_validate(dict(values))
 
 
 def describe(error: ValidationError, model: type[BaseModel], where: str = "") -> str:

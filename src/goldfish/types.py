@@ -5,11 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError
+from goldfish.settings import Checked, Settings, TrainingSettings
 
 if TYPE_CHECKING:
     from goldfish.training.workspace import LoadedModel
@@ -19,6 +21,15 @@ Params: TypeAlias = Mapping[str, Tensor]
 
 Scalar: TypeAlias = int | float | str | bool
 """What any engine can carry beside arrays."""
+
+Memo: TypeAlias = Mapping[str, Any]
+"""What a method remembers of a round: names, and values that JSON can hold."""
+
+States: TypeAlias = Mapping[str, Mapping[str, Params]]
+"""What clients keep: client id, then key, then parameters."""
+
+S = TypeVar("S", bound=Settings)
+"""The class of a method's settings, or of those of a step."""
 
 ModelFactory: TypeAlias = Callable[[], nn.Module]
 """Builds a new model with newly initialised weights and buffers at each call."""
@@ -113,20 +124,63 @@ class Client:
     state: ClientState = field(default_factory=ClientState)
 
 
+class Context(Checked):
+    """What a step must know of the round that it belongs to."""
+
+    phase: str
+    """The name under which the client keeps what it must: ``origin``, or the method's."""
+    round: int = 1
+    learning_rate: float = 0.0
+    """The step size of this round; 0 where nothing is trained."""
+    seed: int = 0
+    shard_seed: int = 0
+    """The seed by which the client's data was divided into shards."""
+    original_phase: str = "origin"
+    """The name under which the client keeps what the original training left."""
+    warm: bool = False
+    """The method starts from a model that knows the removed data, and forgets it through the
+    clients that ask."""
+
+
 @dataclass(frozen=True)
-class Task:
-    """Server to client: run the step of this name on these arrays."""
+class Constant:
+    """Arrays that stay the same over all rounds of a phase (the teacher): they travel once."""
+
+    params: Params
+    digest: str
+    """That of the params, :func:`goldfish.params.digest`."""
+
+
+@dataclass(frozen=True)
+class Step(Generic[S]):
+    """The client's side of a method.
+
+    ``run`` depends on the task, the client's data and its state alone. An engine on one machine
+    calls it; an engine across a wire sends the name.
+    """
+
+    name: str
+    run: Callable[[Task[S], Client, Workspace], Update]
+    settings: type[S]
+    """What the server tells it: the method's settings, or a class of its own."""
+
+
+@dataclass(frozen=True)
+class Task(Generic[S]):
+    """Server to client: run this step on these arrays."""
 
     client_id: str
-    step: str
+    step: Step[S]
     arrays: Mapping[str, Params]
-    config: Mapping[str, Scalar]
+    settings: S
+    """The step's own."""
+    context: Context
+    training: TrainingSettings = field(default_factory=TrainingSettings)
     requests: Sequence[DeletionRequest] = ()
     """What the client wants removed now."""
     honoured: Sequence[DeletionRequest] = ()
     """What it wanted removed earlier: the model that the method starts from is free of it."""
-    constants: Mapping[str, Params] = field(default_factory=dict)
-    """Arrays that stay the same over all rounds of a phase (the teacher): they travel once."""
+    constants: Mapping[str, Constant] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,7 +194,7 @@ class Update:
 
     client_id: str
     params: Params
-    num_examples: int
+    num_examples: Annotated[int, Field(ge=0, lt=2**48)]
     metrics: Mapping[str, float]
 
 
@@ -175,10 +229,15 @@ class Round:
     bytes_sent: int
     final: bool = False
     """The method ended here (the round-level stop, or it needs no more rounds)."""
-    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict)
     """What the method must remember to go on after this round."""
     absent: Sequence[str] = ()
     """Clients that had to take part, because the method forgets through them, and did not."""
+
+    @property
+    def learned(self) -> Sequence[Update]:
+        """The updates of clients that had something to learn from: those that count."""
+        return [update for update in self.updates if update.num_examples > 0]
 
 
 @dataclass(frozen=True)
@@ -206,31 +265,24 @@ class Workspace(Protocol):
         """Return this worker's model for ``role``, holding ``params``."""
 
 
-ClientStep: TypeAlias = Callable[[Task, Client, Workspace], Update]
-"""The client's side of a method: depends on the task, the client's data and its state alone."""
-
-
 class Federation(Protocol):
     """The only seam between engines."""
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """All members, in a fixed order."""
+        """The ids of all clients, in a fixed order."""
 
     @property
     def model(self) -> ModelFactory:
         """Builds the model that the federation trains."""
 
-    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
-        """Run the tasks; ``steps`` holds the client's side by name.
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        """Let each client run the step of its task."""
 
-        An engine on one machine calls the step; an engine across a wire sends its name.
-        """
-
-    def states(self) -> Mapping[str, Mapping[str, Params]]:
+    def states(self) -> States:
         """Return what the clients keep, as far as it lives in this process."""
 
-    def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
+    def restore(self, states: States) -> None:
         """Put back what :meth:`states` returned."""
 
     def bytes_kept(self, phase: str) -> int:

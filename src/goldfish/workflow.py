@@ -17,81 +17,38 @@ from torch.utils.data import Dataset
 
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, unknown
-from goldfish.evaluation import Cost, Scores, round_cost, score
+from goldfish.evaluation import Cost, round_cost, score
 from goldfish.methods import (
     Method,
     Plan,
+    RoundRecord,
+    Trained,
     deletion_kind,
     fedavg,
     method_named,
+    module_of,
     not_honoured,
     notes_of,
     refuse_unhandled,
 )
 from goldfish.methods.filing import file
 from goldfish.models import fresh_params
-from goldfish.settings import Settings, TrainingSettings
+from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
 from goldfish.training.server_test import ServerTest, measured_samples
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     DeletionRequest,
     Examples,
-    Failure,
     Federation,
     HistoryEntry,
+    Memo,
     NotHonoured,
     Params,
     Round,
-    Scalar,
+    S,
+    States,
 )
-
-States: TypeAlias = Mapping[str, Mapping[str, Params]]
-"""What each client keeps, by key."""
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What is known of a finished round."""
-
-    index: int
-    cost: Cost
-    failures: Sequence[Failure]
-    scores: Scores | None
-    """The global model on the test set, when there is one."""
-    absent: Sequence[str] = ()
-    """Clients that the method forgets through and that did not take part."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained federation: where unlearning starts."""
-
-    federation: Federation
-    params: Params
-    settings: TrainingSettings
-    seed: int
-    rounds: Sequence[RoundRecord] = ()
-    phase: str = "origin"
-    history: Mapping[int, HistoryEntry] = field(default_factory=dict)
-    """The rounds that were kept for methods that need them."""
-    method: str | None = None
-    """The method whose own training this was; None for FedAvg."""
-    memo: Mapping[str, Scalar] = field(default_factory=dict)
-    """What the last round of the training remembered."""
-    states: States | None = None
-    """What the clients kept when the training ended (shard models), as far as it lives in this
-    process: :func:`unlearn` gives it back to them first. None: what they keep by then."""
-
-    @property
-    def model(self) -> nn.Module:
-        """A new module that holds the trained parameters."""
-        return _module(self.federation, self.params)
-
-    @property
-    def cost(self) -> Cost:
-        """The whole cost of the training."""
-        return sum((r.cost for r in self.rounds), Cost())
 
 
 @dataclass(frozen=True)
@@ -109,7 +66,7 @@ class Unlearned:
     @property
     def model(self) -> nn.Module:
         """A new module that holds the unlearned parameters."""
-        return _module(self.federation, self.params)
+        return module_of(self.federation, self.params)
 
     @property
     def cost(self) -> Cost:
@@ -123,7 +80,7 @@ def train(
     test: Examples | Dataset[Any] | None = None,
     seed: int = 0,
     keep_for: Sequence[str] | Mapping[str, Mapping[str, Any]] = (),
-    method: str | Method | None = None,
+    method: str | Method[Any] | None = None,
     **settings: Any,
 ) -> Trained:
     """Train the federation's model from newly initialised weights.
@@ -171,7 +128,7 @@ def unlearn(
     trained: Trained,
     requests: Sequence[DeletionRequest],
     *,
-    method: str | Method = "goldfish",
+    method: str | Method[Any] = "goldfish",
     rounds: int | None = None,
     test: Examples | Dataset[Any] | None = None,
     seed: int | None = None,
@@ -247,8 +204,8 @@ def training_plan(
 def unlearning_plan(
     trained: Trained,
     requests: Sequence[DeletionRequest],
-    method: Method,
-    own: Settings,
+    method: Method[S],
+    own: S,
     *,
     training: TrainingSettings,
     rounds: int,
@@ -285,12 +242,7 @@ def unlearning_plan(
         fresh=fresh_params(federation.model, seed, "fresh", len(honoured)),
         requests=tuple(requests),
         honoured=tuple(honoured),
-        original=trained.params,
-        original_phase=trained.phase,
-        original_memo=trained.memo,
-        original_training=trained.settings,
-        original_seed=trained.seed,
-        history=trained.history,
+        trained=trained,
         server=_server(federation, training, test, seed),
     )
     method.check(plan, own)
@@ -348,7 +300,7 @@ def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[
         start = this.params
 
 
-def bind(work: Callable[[Plan, Settings], Iterator[Round]], settings: Settings) -> Work:
+def bind(work: Callable[[Plan, S], Iterator[Round]], settings: S) -> Work:
     """Return a method's work with its settings given."""
     return lambda plan: work(plan, settings)
 
@@ -360,8 +312,8 @@ def original_training(plan: Plan) -> Iterator[Round]:
 
 def own_training(
     federation: Federation,
-    method: Method,
-    own: Settings,
+    method: Method[S],
+    own: S,
     training: TrainingSettings,
     seed: int,
     test: Examples | None,
@@ -391,12 +343,12 @@ def _collect(
     test: Examples | None,
     kept: Collection[int] = (),
     states: States | None = None,
-) -> tuple[list[RoundRecord], Params, dict[int, HistoryEntry], Mapping[str, Scalar]]:
+) -> tuple[list[RoundRecord], Params, dict[int, HistoryEntry], Memo]:
     """Run a phase; return its records, the last model, the rounds in ``kept``, and the memo."""
     records = []
     history = {}
     params = plan.fresh
-    memo: Mapping[str, Scalar] = {}
+    memo: Memo = {}
     device = "cpu" if test is None else test.labels.device
     workspace = LocalWorkspace(plan.federation.model, device)
     for done in run_phase(plan, work, states):
@@ -420,7 +372,7 @@ def _collect(
     return records, own, history, memo
 
 
-def _refuse_training(trained: Trained, method: Method, own: Settings) -> None:
+def _refuse_training(trained: Trained, method: Method[S], own: S) -> None:
     """Raise where a method needs another training than the one that was done."""
     if method.prepare is not None and trained.method != method.name:
         raise ConfigError(
@@ -441,10 +393,11 @@ def _refuse_training(trained: Trained, method: Method, own: Settings) -> None:
 
 
 def _divide(
-    values: dict[str, Any], training: TrainingSettings, method: Method
-) -> tuple[TrainingSettings, Settings]:
-    """Tell the settings of the training from those of the method."""
-    changed = {k: v for k, v in values.items() if k in TrainingSettings.model_fields}
+    values: dict[str, Any], training: TrainingSettings, method: Method[S]
+) -> tuple[TrainingSettings, S]:
+    """Tell the settings of the training from the method's, which a name of both belongs to."""
+    names = TrainingSettings.model_fields.keys() - method.settings.model_fields.keys()
+    changed = {k: v for k, v in values.items() if k in names}
     own = {k: v for k, v in values.items() if k not in changed}
     known = [*TrainingSettings.model_fields, *method.settings.model_fields]
     for name in own:
@@ -453,7 +406,3 @@ def _divide(
             raise ConfigError(unknown("setting", name, known, hint))
     merged = TrainingSettings.parse({**training.model_dump(), **changed})
     return merged, method.settings.parse(own)
-
-
-def _module(federation: Federation, params: Params) -> nn.Module:
-    return LocalWorkspace(federation.model).load("result", params).module.eval()

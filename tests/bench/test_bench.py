@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from goldfish.bench.child import ENGINE, _tree_bytes, arguments, parse, run_whole
+from goldfish.bench.child import ENGINE, _tree_bytes, argument, parse, run_whole
 from goldfish.bench.limits import step_flops
 from goldfish.bench.plain import in_its_process, plain_model
 from goldfish.bench.rounds import Workload, load_images
@@ -38,7 +38,7 @@ def test_the_plain_loop_gets_the_same_model_in_pytorchs_own_layers() -> None:
 
 def test_a_workload_reaches_its_child() -> None:
     given = Workload("resnet20", (7,), 1234, device="cuda", compiled=True, data_dir=Path("x"))
-    assert parse(arguments(given, 7)) == given
+    assert parse(argument(given, 7)) == given
 
 
 def test_without_the_dataset_noise_of_its_shape_is_measured() -> None:

@@ -77,7 +77,9 @@ def test_what_was_deleted_from_the_disk_is_no_error(make_clients: MakeClients) -
     assert [list(shard.retained.ids) for shard in partition_shards(after, 3, 0)] == shards
 
 
-@pytest.mark.parametrize("name", ["goldfish-warm", "incompetent-teacher", "gradient-ascent"])
+@pytest.mark.parametrize(
+    "name", ["goldfish-sprint", "goldfish-warm", "incompetent-teacher", "gradient-ascent"]
+)
 def test_a_method_that_must_see_them_once_more_says_so(
     make_clients: MakeClients, small_net: Net, test_set: TensorExamples, name: str
 ) -> None:

@@ -83,3 +83,15 @@ def test_the_way_of_a_run_and_of_a_client_step_is_as_documented(tmp_path: Path) 
     last_run = max(n for n in range(begin) if calls[n] == step[0])
     of_step = calls[last_run:]
     assert [name for name in dict.fromkeys(of_step) if name in step] == step
+
+
+def test_the_tree_is_the_one_of_the_project() -> None:
+    """Every module and package stands in the tree, and every file that the page names exists."""
+    text, source = PAGE.read_text(), PAGE.parents[1] / "src" / "goldfish"
+    tree = text.split("src/goldfish/\n")[1].split("\ntests/")[0]
+    named = set(re.findall(r"^  ([\w/.]+)", tree, re.MULTILINE))
+    there = {f.name for f in source.glob("*.py")} - {"__main__.py"}
+    there |= {f"{f.parent.relative_to(source)}/" for f in source.glob("*/**/__init__.py")}
+    assert named >= there - {"experiments/presets/"}
+    for name in re.findall(r"`([\w/]+\.(?:py|c))`", text):
+        assert list(source.rglob(name)), f"docs/architecture.md names {name}"

@@ -49,7 +49,12 @@ def goldfish(command: list[str], folder: Path) -> subprocess.CompletedProcess[st
 
 
 def test_every_command_has_a_test_that_runs_it() -> None:
-    known = ("goldfish flower init", "goldfish flower keys", "goldfish flower up", "goldfish run")
+    known = (
+        "goldfish flower init",
+        "goldfish flower keys new",
+        "goldfish flower up",
+        "goldfish run",
+    )
     assert len(commands("")) == sum(len(commands(beginning)) for beginning in known)
     said = subprocess.run(
         [executable("flwr"), "supernode", "--help"], capture_output=True, text=True, check=True
@@ -65,7 +70,7 @@ def test_the_commands_for_one_machine_run(
     """With TLS and keys, on a port of the test's own, and with fewer rounds."""
     (port,) = free_ports(1, "127.0.0.1")
     (init,) = commands("goldfish flower init")
-    keys, _ = commands("goldfish flower keys")
+    keys, _ = commands("goldfish flower keys new")
     plain, up = commands("goldfish flower up")
     unsafe, run = commands("goldfish run")
     assert up[: len(plain)] == plain
@@ -97,11 +102,11 @@ def test_the_commands_for_one_machine_run(
 
 
 def test_keys_and_checks_for_several_hosts(tmp_path: Path) -> None:
-    _, keys = commands("goldfish flower keys")
+    _, keys = commands("goldfish flower keys new")
     done = goldfish(keys, tmp_path)
     assert done.returncode == 0, done.stderr
     made = {path.name for path in (tmp_path / "federation").iterdir()}
-    named = re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+)`", PAGE)
+    named = re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+|runtime-1\.\w+)`", PAGE)
     assert {"ca.crt", "ca.key", "server.key", "superexec.secret", "node-1.key"} <= set(named)
     assert set(named) <= made
 
@@ -128,8 +133,8 @@ def test_unit_files_start_commands_with_options_that_exist(unit: str, tmp_path: 
 
 def test_there_are_unit_files_for_server_and_client() -> None:
     names = re.findall(r"`/etc/systemd/system/(goldfish-\w+)\.service`", PAGE)
-    assert names == ["goldfish-superlink", "goldfish-superexec", "goldfish-node"]
-    assert len(blocks("ini")) == 3
+    assert names == ["goldfish-superlink", "goldfish-superexec", "goldfish-node", "goldfish-work"]
+    assert len(blocks("ini")) == 4
 
 
 @pytest.mark.parametrize("unit", blocks("ini"))
@@ -141,7 +146,17 @@ def test_a_run_on_the_server_writes_where_its_unit_may() -> None:
     (command,) = commands("/opt/goldfish/bin/goldfish run", "sh")
     assert Path(command[command.index("--out") + 1]).is_relative_to("/var/lib/goldfish")
     units = [unit for unit in blocks("ini") if "flower-superexec" in unit]
-    assert ["ProtectSystem=strict" in unit for unit in units] == [True]
+    assert ["ProtectSystem=strict" in unit for unit in units] == [True, True]
+
+
+def test_a_node_gives_its_work_to_its_own_superexec_alone() -> None:
+    """The same secret and certificate in both units, and the node's certificate is its own root."""
+    node, work = blocks("ini")[2:]
+    assert "--isolation process" in node
+    for unit in (node, work):
+        assert "--superexec-auth-secret-file /etc/goldfish/runtime-1.secret" in unit
+    assert "--ssl-certfile /etc/goldfish/runtime-1.crt" in node
+    assert "--root-certificates /etc/goldfish/runtime-1.crt" in work
 
 
 def test_one_run_is_forgotten_by_hand(tmp_path: Path) -> None:

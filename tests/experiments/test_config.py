@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from goldfish.errors import ConfigError
 from goldfish.experiments.config import load_config, parse_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
+from goldfish.methods import METHODS
 
 EVERYTHING: dict[str, Any] = {
     "seed": 3,
@@ -35,6 +37,12 @@ EVERYTHING: dict[str, Any] = {
 def test_everything_survives_being_written() -> None:
     config = parse_config(EVERYTHING)
     assert parse_config(tomllib.loads(config.to_toml())) == config
+
+
+def test_all_settings_are_values_of_json_too() -> None:
+    """``result.json`` holds the configuration: a tuple there would end a finished run."""
+    config = parse_config({"deletion": {"rate": 0.1}, "unlearning": {"methods": list(METHODS)}})
+    assert json.loads(json.dumps(config.to_dict())) == config.to_dict()
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

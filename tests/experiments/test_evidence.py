@@ -179,6 +179,7 @@ def test_two_models_are_compared_sample_by_sample(tmp_path: Path) -> None:
     assert apart.value == pytest.approx(alone.memory_gap - other.memory_gap)
     itself = evaluator.measure(theirs)
     assert itself.apart == Interval(value=0.0, low=0.0, high=0.0)
+    assert evaluator.measure(theirs, compared=False).apart is None
 
 
 def test_sisa_is_tested_against_its_own_training(tmp_path: Path) -> None:
@@ -278,15 +279,6 @@ def test_every_round_is_compared_with_retrain(remembered: Result) -> None:
     assert goldfish.rounds[-1].apart == goldfish.final.memory.to_retrain
 
 
-def test_where_origin_passes_the_test_there_is_no_time_to_quality(tmp_path: Path) -> None:
-    """Two rounds on digits leave no memory: nothing could be gained by a speed-up."""
-    result = run(write(tmp_path, "rate = 0.1"), tmp_path / "out")
-    for method in result.methods.values():
-        assert not method.quality_tested
-        assert method.speed_up is None
-    assert "quality" not in " ".join(headline(result).sentences)
-
-
 def test_an_untrained_origin_gives_no_verdict(tmp_path: Path) -> None:
     """Two rounds at the default learning rate: origin gives 7 to every image, or to none."""
     config = write(tmp_path, "rate = 0.1\nbackdoor_target = 7")
@@ -298,16 +290,28 @@ def test_an_untrained_origin_gives_no_verdict(tmp_path: Path) -> None:
     assert not result.methods["goldfish"].quality_tested
 
 
-def test_a_collapsed_model_is_told_without_a_backdoor(tmp_path: Path) -> None:
-    """The removed samples weigh 30 times as much as they should, which ruins the student."""
-    config = write(tmp_path, "rate = 0.1")
+@pytest.fixture(scope="module")
+def ruined(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Run on digits, which leaves no memory; removed samples weigh 30 times as they should."""
+    folder = tmp_path_factory.mktemp("ruined")
     settings = ("unlearning.goldfish.removed_weight=30", "unlearning.rounds=3", "training.rounds=4")
-    result = run(config, tmp_path / "out", *settings)
-    ours, theirs = (result.methods[name].get("accuracy") for name in ("goldfish", "retrain"))
+    return run(write(folder, "rate = 0.1"), folder / "out", *settings)
+
+
+def test_where_origin_passes_the_test_there_is_no_time_to_quality(ruined: Result) -> None:
+    """Nothing could be gained by a speed-up."""
+    for method in ruined.methods.values():
+        assert not method.quality_tested
+        assert method.speed_up is None
+    assert "quality" not in " ".join(headline(ruined).sentences)
+
+
+def test_a_collapsed_model_is_told_without_a_backdoor(ruined: Result) -> None:
+    ours, theirs = (ruined.methods[name].get("accuracy") for name in ("goldfish", "retrain"))
     assert ours is not None
     assert theirs is not None
     assert ours < theirs - 5
-    told = headline(result)
+    told = headline(ruined)
     assert told.status == "partly"
     assert told.verdict.endswith("; much of the accuracy is lost")
     assert "points less accurate than retrain" in told.sentences[0]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from goldfish.experiments.seeds import combine_results
+from goldfish.errors import StoreError
+from goldfish.experiments.config import load_config
+from goldfish.experiments.runner import run_experiment
+from goldfish.experiments.scenario import Machine
+from goldfish.experiments.seeds import combine_results, run_seeds
+from goldfish.report import write_report
 from goldfish.results import (
     Cost,
     Environment,
@@ -25,32 +27,33 @@ from goldfish.results import (
     Result,
 )
 
-Goldfish = Callable[..., "subprocess.CompletedProcess[str]"]
 
+def test_seeds_are_run_and_combined(config_file: Path, tmp_path: Path) -> None:
+    out, config = tmp_path / "out", load_config(config_file, ["training.rounds=2"])
 
-def test_seeds_are_run_and_combined(
-    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    done = goldfish_cli("run", config_file, "--out", out, "--seeds", 3)
-    assert done.returncode == 0, done.stderr
-    singles = [json.loads((out / f"seed-{s}" / "result.json").read_text()) for s in range(3)]
-    result = json.loads((out / "result.json").read_text())
-    assert result["seeds"] == [0, 1, 2]
-    values = [s["methods"]["goldfish"]["final"]["accuracy"] for s in singles]
-    assert len(set(values)) > 1
-    spread = result["methods"]["goldfish"]["spread"]["accuracy"]
-    assert spread["values"] == values
-    assert spread["mean"] == pytest.approx(statistics.mean(values))
-    assert spread["std"] == pytest.approx(statistics.stdev(values))
-    assert 0 <= spread["p_vs_retrain"] <= 1
-    assert result["methods"]["goldfish"]["final"]["accuracy"] == pytest.approx(spread["mean"])
-    assert result["methods"]["retrain"]["spread"]["accuracy"]["p_vs_retrain"] is None
-    assert result["methods"]["goldfish"]["rounds"][0]["std"]["accuracy"] >= 0
-    assert (out / "report.html").exists()
-    again = goldfish_cli("run", config_file, "--out", out, "--seeds", 2)
-    assert again.returncode == 1
-    assert "another configuration" in again.stderr
+    def run(count: int) -> list[str]:
+        return [step.phase for step in run_seeds(config, out, Machine(threads=1), count=count)]
+
+    assert dict.fromkeys(run(3)) == dict.fromkeys(
+        f"{phase} #{seed}" for seed in range(3) for phase in ("origin", "retrain", "goldfish")
+    )
+    singles = [Result.read(out / f"seed-{seed}" / "result.json") for seed in range(3)]
+    result = Result.read(out / "result.json")
+    goldfish = result.methods["goldfish"]
+    assert result.seeds == [0, 1, 2]
+    values = [single.methods["goldfish"].get("accuracy") for single in singles]
+    known = [value for value in values if value is not None]
+    assert len(set(known)) > 1
+    spread = goldfish.spread["accuracy"]
+    assert spread.values == values
+    assert spread.mean == goldfish.get("accuracy") == pytest.approx(statistics.mean(known))
+    assert spread.std == pytest.approx(statistics.stdev(known))
+    assert 0 <= (spread.p_vs_retrain or -1) <= 1
+    assert result.retrain.spread["accuracy"].p_vs_retrain is None
+    assert goldfish.rounds[0].std.keys() == {"accuracy", "backdoor_success"}
+    assert '<h3 class="sub">Over 3 seeds' in write_report(out).read_text()
+    with pytest.raises(StoreError, match="another configuration"):
+        run(2)
 
 
 def single(gap: float = 0.0, **more: Any) -> MethodResult:
@@ -109,26 +112,20 @@ def test_seeds_may_differ_in_who_was_absent() -> None:
 
 
 def test_later_requests_are_honoured_from_the_methods_own_result(
-    goldfish_cli: Goldfish, config_file: Path, tmp_path: Path
+    config_file: Path, tmp_path: Path
 ) -> None:
     with config_file.open("a") as file:
         file.write("[[deletion.then]]\nafter = 2\nrate = 0.05\n")
-    out = tmp_path / "out"
-    done = goldfish_cli("run", config_file, "--out", out, "--set", "deletion.clean_rate=0.05")
-    assert done.returncode == 0, done.stderr
-    result = json.loads((out / "result.json").read_text())
+    out, config = tmp_path / "out", load_config(config_file, ["deletion.clean_rate=0.05"])
+    for _ in run_experiment(config, out, Machine(threads=1)):
+        pass
+    result = Result.read(out / "result.json")
     for name in ("goldfish", "retrain"):
-        rounds = result["methods"][name]["rounds"]
-        assert [(r["round"], r["stage"]) for r in rounds] == [
-            (1, 1),
-            (2, 1),
-            (3, 2),
-            (4, 2),
-            (5, 2),
-        ]
-        assert isinstance(result["methods"][name]["final"]["memory_gap"], float)
-    assert [r["samples"] for r in result["deletion"]["requests"]] == [144, 72, 72]
-    assert result["deletion"]["removed_samples"] == 288
+        stages = [(record.round, record.stage) for record in result.methods[name].rounds]
+        assert stages == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2)]
+        assert result.methods[name].get("memory_gap") is not None
+    assert [request.samples for request in result.deletion.requests] == [144, 72, 72]
+    assert result.deletion.removed_samples == 288
     names = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert names == [
         f"{n}.safetensors" for n in ("goldfish.2", "goldfish", "origin", "retrain.2", "retrain")

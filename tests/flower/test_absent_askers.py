@@ -22,7 +22,7 @@ from goldfish.federation import InProcess
 from goldfish.flower import wire
 from goldfish.flower.server_app import engine_on
 from goldfish.methods import METHODS
-from goldfish.types import ClientStep, Failure, RoundReplies, Task
+from goldfish.types import Context, Failure, RoundReplies, Task
 
 MakeConfig = Callable[..., Config]
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -41,9 +41,9 @@ CASES: Mapping[str, tuple[dict[str, Any], Sequence[int]]] = {
 """What is asked for, and the rounds of unlearning in which client-1, which asks, is offline."""
 
 
-def is_lost(task: Task, rounds: Sequence[int]) -> bool:
-    training = str(task.config["phase"]) in ("origin", "sisa-training")
-    return task.client_id == "client-1" and not training and task.config["round"] in rounds
+def is_lost(client_id: str, context: Context, rounds: Sequence[int]) -> bool:
+    training = context.phase in ("origin", "sisa-training")
+    return client_id == "client-1" and not training and context.round in rounds
 
 
 class Unreliable(InProcess):
@@ -51,9 +51,9 @@ class Unreliable(InProcess):
 
     rounds: Sequence[int] = ()
 
-    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
-        lost = [task for task in tasks if is_lost(task, self.rounds)]
-        replies = super().run([task for task in tasks if task not in lost], steps)
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        lost = [task for task in tasks if is_lost(task.client_id, task.context, self.rounds)]
+        replies = super().run([task for task in tasks if task not in lost])
         offline = [Failure(task.client_id, "Timeout", "it is offline") for task in lost]
         return RoundReplies(replies.updates, [*replies.failures, *offline])
 
@@ -70,9 +70,10 @@ def unreliable(rounds: Sequence[int]) -> Callable[..., InProcess]:
 
 def unreliable_grid(grid: Any, rounds: Sequence[int]) -> None:
     def fault(message: Message) -> Message:
-        asked = message.metadata.message_type.startswith("train.")
-        if asked and is_lost(wire.decode_order(message.content).task, rounds):
-            return Message(Error(0, "it is offline"), reply_to=message)
+        if message.metadata.message_type.startswith("train."):
+            order = wire.decode_order(message.content).order
+            if is_lost(order.client_id, order.context, rounds):
+                return Message(Error(0, "it is offline"), reply_to=message)
         reply: Message = grid.carry_out(message)
         return reply
 

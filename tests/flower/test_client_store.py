@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from goldfish.errors import StoreError
 from goldfish.flower import client_store as stores
 from goldfish.flower import wire
 from goldfish.flower.client_store import ClientStore, store_id
+from goldfish.methods import fedavg
 from goldfish.params import digest
-from goldfish.types import Params, Task, Update
+from goldfish.settings import Settings
+from goldfish.types import Constant, Context, Params, Task, Update
 
 
 def model(value: float) -> Params:
@@ -33,12 +36,16 @@ def order(
     start: float = 0.0,
     teacher: float | None = None,
 ) -> wire.Received:
-    constants = {} if teacher is None else {"teacher": model(teacher)}
-    config: dict[str, Any] = {"phase": phase, "round": index, "seed": 0}
-    task = Task("client-1", "train", {"model": model(start)}, config, constants=constants)
-    sent = wire.Order(run, task, "setup")
-    needed = {sent.setup_digest, *sent.constants.values()}
-    return wire.decode_order(wire.encode_order(sent, needed))
+    constants = {}
+    if teacher is not None:
+        constants["teacher"] = Constant(model(teacher), digest(model(teacher)))
+    context, arrays = Context(phase=phase, round=index), {"model": model(start)}
+    task = Task("client-1", fedavg.TRAIN, arrays, Settings(), context, constants=constants)
+    sent = wire.Order.of(task, run, "setup")
+    return wire.decode_order(wire.encode_order(sent, task, "setup", sent.kept))
+
+
+METRICS = {"loss": 0.5, "steps": 1, "samples": 3}
 
 
 def work(
@@ -52,7 +59,7 @@ def work(
     """Carry a task out that reads and changes some entries; return what it read."""
     with ClientStore(path) as store:
         assert store.keep(this) == []
-        state = store.state(this)
+        state = store.state(this.order)
         found = {k: float(state.arrays[k]["weight"][0]) for k in reads if k in state.arrays}
         if list_all:
             found = {k: float(p["weight"][0]) for k, p in state.arrays.items()}
@@ -61,13 +68,13 @@ def work(
                 del state.arrays[key]
             else:
                 state.arrays[key] = model(value)
-        store.commit(this, Update("client-1", model(9.0), 3, {"loss": 0.5}), state)
+        store.commit(this.order, Update("client-1", model(9.0), 3, METRICS), state)
     return found
 
 
 def known(path: Path, this: wire.Received) -> wire.Answer | None:
     with ClientStore(path) as store:
-        return store.answered(this)
+        return store.answered(this.order)
 
 
 def test_an_answer_is_found_again_by_the_same_order_alone(tmp_path: Path) -> None:
@@ -75,7 +82,7 @@ def test_an_answer_is_found_again_by_the_same_order_alone(tmp_path: Path) -> Non
     work(tmp_path, order(), {})
     again = known(tmp_path, order())
     assert again is not None
-    assert (again.update.num_examples, again.update.metrics) == (3, {"loss": 0.5})
+    assert (again.update.num_examples, again.update.metrics) == (3, METRICS)
     assert digest(again.update.params) == digest(model(9.0))
     assert known(tmp_path, order(start=1.0)) is None
     assert known(tmp_path, order(run="run-2")) is None
@@ -111,7 +118,7 @@ def test_an_answer_holds_as_long_as_what_was_read_is_the_same(tmp_path: Path) ->
     work(tmp_path, keep, {"tuned/0.1/a": None, "tuned/a": 1.0}, list_all=True)
     assert known(tmp_path, keep) is not None
     with ClientStore(tmp_path) as store:
-        assert list(store.state(order("tuned", 2)).arrays) == ["tuned/a"]
+        assert list(store.state(order("tuned", 2).order).arrays) == ["tuned/a"]
     work(tmp_path, order("tuned/0.1", 1, start=2.0), {"tuned/0.1/a": 3.0})
     assert known(tmp_path, keep) is None
 
@@ -136,17 +143,17 @@ def test_a_constant_that_is_gone_is_asked_for(tmp_path: Path) -> None:
     full = order(teacher=1.0)
     with ClientStore(tmp_path) as store:
         assert store.keep(full) == []
-        assert digest(store.constants(full)["teacher"]) == digest(model(1.0))
-        assert store.setup(full) == "setup"
-    bare = wire.Received(**{**vars(full), "sent": {}, "sent_setup": None})
+        assert digest(store.constants(full.order)["teacher"].params) == digest(model(1.0))
+        assert store.setup(full.order) == "setup"
+    bare = replace(full, models={}, setup=None)
     with ClientStore(tmp_path) as store:
         assert store.keep(bare) == []
     for path in (tmp_path / "arrays").iterdir():
         path.unlink()
     with ClientStore(tmp_path) as store:
-        assert store.keep(bare) == [full.constants["teacher"]]
+        assert store.keep(bare) == [full.order.constants["teacher"]]
     with ClientStore(tmp_path / "new") as store:
-        assert store.keep(bare) == sorted([full.setup, full.constants["teacher"]])
+        assert store.keep(bare) == sorted([full.order.setup, full.order.constants["teacher"]])
 
 
 def truncate(path: Path) -> None:
@@ -155,13 +162,13 @@ def truncate(path: Path) -> None:
 
 def test_a_damaged_constant_is_asked_for_and_replaced(tmp_path: Path) -> None:
     full = order(teacher=1.0)
-    bare = wire.Received(**{**vars(full), "sent": {}, "sent_setup": None})
+    bare = replace(full, models={}, setup=None)
     with ClientStore(tmp_path) as store:
         store.keep(full)
-        truncate(tmp_path / "arrays" / f"{full.constants['teacher']}.safetensors")
-        assert store.keep(bare) == [full.constants["teacher"]]
+        truncate(tmp_path / "arrays" / f"{full.order.constants['teacher']}.safetensors")
+        assert store.keep(bare) == [full.order.constants["teacher"]]
         assert store.keep(full) == store.keep(bare) == []
-        assert digest(store.constants(bare)["teacher"]) == digest(model(1.0))
+        assert digest(store.constants(bare.order)["teacher"].params) == digest(model(1.0))
 
 
 def test_a_damaged_answer_is_worked_out_and_written_again(tmp_path: Path) -> None:
@@ -177,11 +184,11 @@ def test_damaged_cached_values_are_not_there(tmp_path: Path) -> None:
     for index in (1, 2):
         with ClientStore(tmp_path) as store:
             store.keep(order(index=index))
-            state = store.state(order(index=index))
+            state = store.state(order(index=index).order)
             assert "logits" not in state.cache
             state.cache["logits"] = "print", logits
-            store.commit(order(index=index), Update("client-1", {}, 0, {}), state)
-            assert "logits" in store.state(order(index=3)).cache
+            store.commit(order(index=index).order, Update("client-1", {}, 0, METRICS), state)
+            assert "logits" in store.state(order(index=3).order).cache
         truncate(tmp_path / "arrays" / f"{digest({'value': logits})}.safetensors")
 
 
@@ -208,12 +215,12 @@ def test_cached_values_come_back_with_their_fingerprints(tmp_path: Path) -> None
     with ClientStore(tmp_path) as store:
         this = order()
         store.keep(this)
-        state = store.state(this)
+        state = store.state(this.order)
         assert state.cache.get("logits", ("", None)) == ("", None)
         state.cache["logits"] = "print", torch.arange(4.0)
-        store.commit(this, Update("client-1", {}, 0, {}), state)
+        store.commit(this.order, Update("client-1", {}, 0, METRICS), state)
     with ClientStore(tmp_path) as store:
-        fingerprint, value = store.state(order(index=2)).cache["logits"]
+        fingerprint, value = store.state(order(index=2).order).cache["logits"]
     assert (fingerprint, value.tolist()) == ("print", [0.0, 1.0, 2.0, 3.0])
 
 
@@ -300,9 +307,9 @@ def test_no_transaction_names_a_file_that_a_power_loss_can_take_back(
         for this in (order(index=1), order(index=2)):  # the second finds the files of the first
             done.clear()
             store.keep(this)
-            state = store.state(this)
+            state = store.state(this.order)
             state.arrays["origin/a"] = model(1.0)
-            store.commit(this, Update("client-1", model(9.0), 3, {}), state)
+            store.commit(this.order, Update("client-1", model(9.0), 3, METRICS), state)
             ends = [number for number, what in enumerate(done) if what == "COMMIT"]
             assert len(ends) == 2
             before = done[ends[0] : ends[1]]
@@ -312,3 +319,18 @@ def test_no_transaction_names_a_file_that_a_power_loss_can_take_back(
             synced = [number for number, what in enumerate(before) if what == "sync arrays"]
             assert synced[-1] > max(names, default=0)
         assert store._db.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+
+
+def fill(path: Path) -> None:
+    """Write more than there is room for."""
+    with ClientStore(path) as store:
+        (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {pages}")
+        store.bury("client-1", [f"{number:0500}" for number in range(100)])
+
+
+def test_a_full_disk_is_a_sentence_and_changes_nothing(tmp_path: Path) -> None:
+    work(tmp_path, order(index=1), {"origin/a": 1.0})
+    with pytest.raises(StoreError, match=r"state-dir .* cannot be used: database or disk is full"):
+        fill(tmp_path)
+    assert known(tmp_path, order(index=1)) is not None

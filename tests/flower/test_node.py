@@ -13,7 +13,8 @@ from goldfish.experiments.client_setup import ClientSetup
 from goldfish.flower.client_app import STEPS, app, steps_of
 from goldfish.flower.node import KNOWN, Node
 from goldfish.methods import METHODS
-from goldfish.types import Scalar
+from goldfish.settings import Settings
+from goldfish.types import Scalar, Step
 
 
 def test_a_node_says_who_it_is_and_where_things_are() -> None:
@@ -51,7 +52,7 @@ def test_a_wrong_node_config_is_refused_in_words(config: dict[str, Any], message
 
 def test_every_step_of_every_method_has_a_handler() -> None:
     for method in METHODS.values():
-        assert set(method.steps) <= set(STEPS)
+        assert set(method.steps) <= set(STEPS.values())
     handlers = {name for name in app._registered_funcs if name.startswith("train.")}
     assert len(handlers) == len(STEPS) >= 6
 
@@ -60,10 +61,10 @@ def test_one_name_stands_for_one_step() -> None:
     def other(*_: Any) -> Any:
         return None
 
-    twin = replace(METHODS["goldfish"], steps={"goldfish": other})
+    twin = replace(METHODS["goldfish"], steps=[Step("goldfish", other, Settings)])
     with pytest.raises(ConfigError, match="Two methods call different steps 'goldfish'"):
         steps_of([METHODS["goldfish"], twin])
-    alike = replace(METHODS["goldfish"], steps={"rapid_retrain": other})
+    alike = replace(METHODS["goldfish"], steps=[Step("rapid_retrain", other, Settings)])
     with pytest.raises(ConfigError, match="Flower cannot tell these steps apart"):
         steps_of([METHODS["rapid-retrain"], alike])
 

@@ -30,8 +30,9 @@ from goldfish.models import fresh_params
 from goldfish.params import digest
 from goldfish.report import write_report
 from goldfish.results import Division, read_run
+from goldfish.settings import Settings
 from goldfish.store import load_checkpoint
-from goldfish.types import Client, DeletionRequest, Scalar, Task
+from goldfish.types import Client, Context, DeletionRequest, Task
 
 MakeConfig = Callable[..., Config]
 MACHINE = Machine(threads=1)
@@ -293,19 +294,9 @@ def asked_of(
     federation = FlowerFederation(
         grid, {name: setup.to_json()}, scenario.model, run_id="r", settings=config.flower
     )
-    about: dict[str, Scalar] = {
-        "phase": "origin",
-        "round": 1,
-        "last_round": 1,
-        "seed": 0,
-        "shard_seed": 0,
-    }
-    task = Task(
-        *(name, "train", {"model": fresh_params(scenario.model, 0)}),
-        {**config.training.to_task(), **about},
-        requests=requests,
-    )
-    failures = federation.run([task], fedavg.STEPS).failures
+    arrays, context = {"model": fresh_params(scenario.model, 0)}, Context(phase="origin")
+    task = Task(name, fedavg.TRAIN, arrays, Settings(), context, config.training, requests=requests)
+    failures = federation.run([task]).failures
     return "".join(f"{failure.error}: {failure.cause}" for failure in failures)
 
 

@@ -1,21 +1,28 @@
-"""What crosses the wire: exact bits, one array a model, and nonsense refused in words."""
+"""What crosses the wire: exact bits, strict messages, and nonsense refused in words."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from pydantic import Field
 from torch import Tensor
 
 from goldfish.errors import WireError
 from goldfish.flower import wire
-from goldfish.params import digest, num_bytes
-from goldfish.types import DeletionRequest, Task, Update
+from goldfish.methods.goldfish import GOLDFISH_STEP
+from goldfish.params import digest, num_bytes, shapes_of
+from goldfish.settings import TrainingSettings
+from goldfish.types import Constant, Context, DeletionRequest, Params, Task, Update
+from goldfish.unlearning.basic_model import GoldfishSettings
 
 MODEL = {
     "weight": torch.tensor([[1.5, -0.0], [float("nan"), float("inf")]]),
@@ -29,89 +36,110 @@ MODEL = {
 }
 
 
-def order(**changes: Any) -> wire.Order:
+TEACHER = {"weight": torch.ones(3)}
+SETUP = "{}"
+
+
+def task(**changes: Any) -> Task[Any]:
     values: dict[str, Any] = {
         "client_id": "client-1",
-        "step": "goldfish",
+        "step": GOLDFISH_STEP,
         "arrays": {"model": MODEL},
-        "config": {"phase": "goldfish", "round": 3, "seed": 0, "learning_rate": 0.1},
+        "settings": GoldfishSettings(mu_c=0.1),
+        "context": Context(phase="goldfish", round=3, learning_rate=0.1 + 0.2),
         "requests": [DeletionRequest("client-1", sample_ids=["7", "9"])],
-        "constants": {"teacher": {"weight": torch.ones(3)}},
+        "constants": {"teacher": Constant(TEACHER, digest(TEACHER))},
     }
-    beside: dict[str, Any] = {"run": "run-1", "setup": "{}", "threads": 1}
-    beside |= {name: changes.pop(name) for name in list(changes) if name in beside}
-    return wire.Order(task=Task(**{**values, **changes}), **beside)
+    return Task(**{**values, **changes})
 
 
-def test_a_model_travels_as_one_array_with_its_exact_bits() -> None:
-    array, manifest = wire.pack(MODEL)
-    assert len(array.data) == num_bytes(MODEL)
-    back = wire.unpack(array, manifest)
-    assert list(back) == list(MODEL)
-    assert digest(back) == digest(MODEL)
+def order(run: str = "run-1", setup: str = SETUP, threads: int = 1, **changes: Any) -> wire.Order:
+    return wire.Order.of(task(**changes), run, setup, threads)
+
+
+def sent_order() -> RecordDict:
+    return wire.encode_order(order(), task(), SETUP, order().kept)
+
+
+def sent_answer(**changes: Any) -> RecordDict:
+    update = Update("client-1", MODEL, 12, {"loss": 0.5, "steps": 3, "samples": 9})
+    return wire.encode_answer(wire.Answer("a" * 64, dataclasses.replace(update, **changes), 40))
 
 
 @pytest.mark.parametrize("dtype", wire.DTYPES.values(), ids=str)
-def test_every_type_of_number_survives(dtype: torch.dtype) -> None:
-    """An odd byte before it moves every later tensor off its natural address."""
-    params = {"odd": torch.ones(1, dtype=torch.uint8), "t": torch.arange(5).to(dtype)}
-    assert digest(wire.unpack(*wire.pack(params))) == digest(params)
+def test_a_model_travels_with_its_exact_bits(dtype: torch.dtype) -> None:
+    """All types of numbers; an odd byte before them moves every later tensor off its address."""
+    params = {"odd": torch.ones(1, dtype=torch.uint8), "t": torch.arange(5).to(dtype), **MODEL}
+    data = wire.pack(params)
+    assert digest(wire.unpack(data)) == digest(params)
+    back = wire.unpack(data, shapes_of(params))
+    assert list(back) == list(params), "the order of what was sent"
 
 
-def test_a_type_that_cannot_travel_is_refused() -> None:
+def test_two_names_of_one_tensor_and_types_that_cannot_travel() -> None:
+    tied = {"a": MODEL["weight"], "b": MODEL["weight"]}
+    assert digest(wire.unpack(wire.pack(tied))) == digest(tied)
     with pytest.raises(WireError, match=r"'z' is of type torch.complex64, which cannot travel"):
         wire.pack({"z": torch.zeros(1, dtype=torch.complex64)})
 
 
+def model_of(header: Any, size: int = 8) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(size)
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
 @pytest.mark.parametrize(
-    ("manifest", "message"),
+    ("data", "message"),
     [
-        ([["a", "float32", [3]]], "has 8 bytes, but its manifest describes 12"),
-        ([["a", "float32", [2]], ["a", "float32", [0]]], "names a tensor twice"),
-        ([["a", "object", [2]]], "holds .*'object'"),
-        ([["a", "float32", [-2]]], "name, type and shape were expected"),
-        ([["a", "float32", [2.0]]], "name, type and shape were expected"),
-        ([["a", ["float32"], [2]]], "name, type and shape were expected"),
-        ([["a", "float32", ""]], "name, type and shape were expected"),
-        ([["a", "float32", {}]], "name, type and shape were expected"),
-        ([["a", "float32", [10**30, 0]]], "name, type and shape were expected"),
-        ([["a", "float32", [2**62, 2**62, 0]]], "name, type and shape were expected"),
-        ([["a", "float32", [10**3000] * 9]], "name, type and shape were expected"),
-        ([["a", "float32", [1] * 100]], "name, type and shape were expected"),
-        ([17], "name, type and shape were expected"),
-        ({"a": 1}, "a list was expected"),
+        (b"", "header makes no sense"),
+        (b"\xff" * 40, "header makes no sense"),
+        (model_of(b"[" * 100_000), "header makes no sense"),
+        (model_of([]), "header makes no sense"),
+        (model_of({"a": 17}), "header makes no sense"),
+        (model_of(tensor(dtype="object")), "header makes no sense.*'object'"),
+        (model_of(tensor(shape=[-2])), "header makes no sense"),
+        (model_of(tensor(shape=[2.0])), "header makes no sense"),
+        (model_of(tensor(shape=[10**30, 0])), "header makes no sense"),
+        (model_of(tensor(shape=[2**40, 2**40, 0])), "too many values"),
+        (model_of(tensor(shape=[1] * 100)), "header makes no sense"),
+        (model_of(tensor(more=1)), "header makes no sense"),
+        (model_of(tensor(shape=[3])), "cannot be read"),
+        (model_of(tensor(data_offsets=[4, 12])), "cannot be read"),
+        (model_of(tensor(), 100), "cannot be read"),
+        (model_of({**tensor(), "b": tensor()["a"]}), "cannot be read"),
     ],
 )
-def test_a_wrong_manifest_is_refused(manifest: Any, message: str) -> None:
-    array, _ = wire.pack({"a": torch.zeros(2)})
-    with pytest.raises(WireError, match=message):
-        wire.unpack(array, json.dumps(manifest))
+def test_bytes_that_are_no_model_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(WireError, match=message) as caught:
+        wire.unpack(data)
+    assert len(str(caught.value)) < 500
 
 
-def test_bytes_written_by_somebody_else_are_refused() -> None:
-    array = Array("float32", (2,), "numpy.ndarray", bytes(8))
-    with pytest.raises(
-        WireError, match=r"written as 'numpy.ndarray'; 'goldfish.flat' was expected"
-    ):
-        wire.unpack(array, json.dumps([["a", "float32", [2]]]))
+def test_shapes_are_compared_with_what_was_sent_before_anything_is_decoded() -> None:
+    """The bytes after the header would not even fit it: nobody looks at them."""
+    with pytest.raises(WireError, match=r"is torch.float32 of shape \[3\]; .* \[2\] was expected"):
+        wire.unpack(model_of(tensor(shape=[3])), shapes_of({"a": torch.zeros(2)}))
+    with pytest.raises(WireError, match=r"the update's 'b' is nothing; torch.float32"):
+        wire.unpack(model_of(tensor()), shapes_of({"a": torch.zeros(2), "b": torch.zeros(1)}))
+    with pytest.raises(WireError, match=r"the update's 'a' is .*; nothing was expected"):
+        wire.unpack(model_of(tensor()), {})
 
 
 def test_an_order_comes_back_as_it_was() -> None:
     sent = order()
-    needed = {sent.setup_digest, *sent.constants.values()}
-    received = wire.decode_order(wire.encode_order(sent, needed))
-    assert (received.id, received.run, received.threads) == (sent.id, "run-1", 1)
-    assert received.task.config == sent.task.config
-    assert list(received.task.requests) == list(sent.task.requests)
-    assert digest(received.task.arrays["model"]) == digest(MODEL)
-    assert received.constants == sent.constants
-    assert {n: digest(p) for n, p in received.sent.items()} == {
-        sent.constants["teacher"]: digest(sent.task.constants["teacher"])
-    }
-    assert received.sent_setup == "{}"
-    without = wire.decode_order(wire.encode_order(sent, ()))
-    assert (without.sent, without.sent_setup) == ({}, None)
-    assert without.constants == sent.constants
+    received = wire.decode_order(sent_order())
+    assert received.order == sent
+    assert received.order.id == sent.id
+    assert GoldfishSettings.parse(received.order.settings) == task().settings
+    assert set(received.models) == {digest(MODEL), digest(TEACHER)}
+    assert all(digest(params) == name for name, params in received.models.items())
+    assert received.setup == SETUP
+    without = wire.decode_order(wire.encode_order(sent, task(), SETUP, ()))
+    assert (without.order, set(without.models), without.setup) == (sent, {digest(MODEL)}, None)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +149,13 @@ def test_an_order_comes_back_as_it_was() -> None:
         {"threads": 2},
         {"setup": "[]"},
         {"client_id": "client-2"},
-        {"step": "train"},
-        {"config": {"phase": "goldfish", "round": 4, "seed": 0, "learning_rate": 0.1}},
+        {"settings": GoldfishSettings(mu_c=0.2)},
+        {"training": TrainingSettings(rounds=7)},
+        {"context": Context(phase="goldfish", round=4)},
         {"requests": []},
         {"arrays": {"model": {"weight": torch.zeros(1)}}},
         {"constants": {}},
-        {"constants": {"teacher": {"weight": torch.zeros(3)}}},
+        {"constants": {"teacher": Constant({}, digest({}))}},
     ],
 )
 def test_the_id_of_an_order_depends_on_all_that_it_asks(change: dict[str, Any]) -> None:
@@ -134,141 +163,177 @@ def test_the_id_of_an_order_depends_on_all_that_it_asks(change: dict[str, Any]) 
     assert order(**change).id != order().id
 
 
-def test_an_answer_comes_back_as_it_was() -> None:
-    update = Update("client-1", MODEL, 12, {"loss": float("inf"), "steps": 3, "samples": 9})
-    back = wire.decode_reply(wire.encode_answer(wire.Answer("id", update, 40)))
+@pytest.mark.parametrize(
+    "more", [{"loss": float("inf")}, {"teacher_samples": 4, "fisher_samples": 2, "own": -0.5}]
+)
+def test_an_answer_comes_back_as_it_was(more: dict[str, float]) -> None:
+    metrics = {"loss": 0.1, "steps": 3, "samples": 9, **more}
+    back = wire.decode_reply(sent_answer(metrics=metrics), MODEL)
     assert isinstance(back, wire.Answer)
-    assert (back.id, back.kept) == ("id", 40)
+    assert (back.id, back.kept) == ("a" * 64, 40)
     assert (back.update.client_id, back.update.num_examples) == ("client-1", 12)
-    assert back.update.metrics == update.metrics
+    assert back.update.metrics == metrics
     assert digest(back.update.params) == digest(MODEL)
 
 
-def test_counts_that_an_update_need_not_have_come_back_too() -> None:
-    metrics = {"loss": 0.5, "steps": 3, "samples": 9, "teacher_samples": 4, "fisher_samples": 2}
-    update = Update("client-1", MODEL, 12, metrics)
-    back = wire.decode_reply(wire.encode_answer(wire.Answer("id", update, 40)))
-    assert isinstance(back, wire.Answer)
-    assert back.update.metrics == metrics
+def test_an_error_travels_as_its_name_and_its_text_which_is_cut() -> None:
+    failed = wire.decode_reply(wire.encode(wire.Failed.by(KeyError())), {})
+    assert failed == wire.Failed(error="KeyError", cause="KeyError()")
+    long = wire.Failed.by(ValueError("x" * 10**6))
+    assert long.cause == "x" * wire.MOST_WORDS
+    missing = wire.Missing(digests=["a" * 64])
+    assert wire.decode_reply(wire.encode(missing), {}) == missing
 
 
-def test_an_error_travels_as_its_name_and_its_text() -> None:
-    assert wire.decode_reply(wire.encode_failure(KeyError())) == wire.Failed(
-        "KeyError", "KeyError()"
-    )
-    assert wire.decode_reply(wire.encode_missing(["a", "b"])) == wire.Missing(["a", "b"])
+@dataclasses.dataclass(frozen=True)
+class TimedUpdate(Update):
+    """An update with one more field."""
+
+    seconds: Annotated[float, Field(ge=0)] = 0.0
 
 
-def _change(part: str, **values: Any) -> Callable[[RecordDict], None]:
-    def change(content: RecordDict) -> None:
-        content.config_records[part].update(values)
-
-    return change
-
-
-def _drop_task(content: RecordDict) -> None:
-    del content[wire.TASK]
-
-
-def _second_array(content: RecordDict) -> None:
-    content.array_records["array:model"]["more"] = wire.pack({})[0]
-
-
-def _stranger(content: RecordDict) -> None:
-    content["array:stranger"] = ArrayRecord({"flat": wire.pack({})[0]})
-
-
-def _damage_constant(content: RecordDict) -> None:
-    (name,) = [n for n in content.array_records if n.startswith("constant:")]
-    content[name] = ArrayRecord({"flat": wire.pack({"weight": torch.zeros(3)})[0]})
+def test_a_field_of_the_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wire and the client's store read the fields of ``Update``: no line of theirs changes."""
+    monkeypatch.setattr("goldfish.types.Update", TimedUpdate)
+    spec = importlib.util.spec_from_file_location("wire_of_timed_updates", wire.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    timed = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, timed)
+    spec.loader.exec_module(timed)
+    metrics = {"loss": 0.5, "steps": 3, "samples": 9}
+    update = TimedUpdate("client-1", TEACHER, 12, metrics, seconds=1.5)
+    content = timed.encode_answer(timed.Answer("a" * 64, update, 40))
+    back = timed.decode_reply(content, TEACHER)
+    assert (back.update.seconds, back.update.num_examples) == (1.5, 12)
+    change("Answer", seconds=-1)(content)
+    with pytest.raises(WireError, match=r"Answer\.seconds is -1"):
+        timed.decode_reply(content, TEACHER)
 
 
-def _other_setup(content: RecordDict) -> None:
-    content["setup"] = ConfigRecord({"text": "another"})
+def change(part: str, **values: Any) -> Callable[[RecordDict], None]:
+    """Return what changes the JSON of a message; None stands for a name that is not there."""
+
+    def apply(content: RecordDict) -> None:
+        said = {**json.loads(str(content.config_records[part]["json"])), **values}
+        text = json.dumps({name: value for name, value in said.items() if value is not None})
+        content.config_records[part]["json"] = text
+
+    return apply
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_drop_task, "has no part 'task'"),
-        (_change("task", id=3), "'id' is 3; text was expected"),
-        (_change("task", threads="two"), "'threads' is 'two'; a whole number was expected"),
-        (_change("task", config="{"), "'config' is not JSON"),
-        (_change("task", config="[]"), "'config' is .*; a table was expected"),
-        (_change("task", requests='[{"client": 1}]'), "A deletion request cannot be read"),
-        (_second_array, "one flat one was expected"),
-        (_stranger, "came with manifests of"),
-        (_damage_constant, "A constant arrived damaged"),
-        (_other_setup, "The setup arrived damaged"),
-    ],
-)
-def test_an_order_that_makes_no_sense_is_refused(
-    change: Callable[[RecordDict], None], message: str
-) -> None:
-    sent = order()
-    content = wire.encode_order(sent, {sent.setup_digest, *sent.constants.values()})
-    change(content)
-    with pytest.raises(WireError, match=message):
-        wire.decode_order(content)
+def text(part: str, said: Any) -> Callable[[RecordDict], None]:
+    return lambda content: content.config_records[part].update({"json": said})
+
+
+def model(name: str, params: Params, **more: Params) -> Callable[[RecordDict], None]:
+    def apply(content: RecordDict) -> None:
+        own = wire.encode(wire.Missing(digests=[]), {name: params, **more})
+        content.update({part: own[part] for part in (name, *more)})
+
+    return apply
+
+
+def drop(part: str) -> Callable[[RecordDict], None]:
+    def apply(content: RecordDict) -> None:
+        del content[part]
+
+    return apply
+
+
+def as_pickle(content: RecordDict) -> None:
+    data = content.array_records[digest(MODEL)][wire.FORMAT].data
+    array = Array("float32", (2,), "numpy.ndarray", data)
+    content[digest(MODEL)] = ArrayRecord({wire.FORMAT: array})
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
-NESTED = "[" * 400 + "]" * 400
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("damage", "message"),
     [
-        (_change("update", client=3), "'client' is 3; text was expected"),
-        (_change("update", examples=-1), "'examples' is -1; a whole number was expected"),
-        (_change("update", kept=0.5), "'kept' is 0.5; a whole number was expected"),
-        (_change("update", manifests=DEEP), "'manifests' is not JSON"),
-        (_change("update", manifests=NESTED), "a table was expected"),
-        (_change("update", manifests=json.dumps({"params": DEEP})), "'manifest' is not JSON"),
-        (_change("update", manifests='{"params": [[]]}'), "'params' is .*; text was expected"),
-        (_change("update", metrics=DEEP), "'metrics' is not JSON"),
-        (_change("update", metrics="9" * 5000), "'metrics' is not JSON"),
-        (_change("update", metrics="{}"), "'loss' is None; a number was expected"),
-        (_change("update", metrics='{"loss": "low"}'), "'loss' is 'low'; a number was expected"),
-        (_change("update", metrics='{"loss": 0, "steps": 1}'), "'samples' is None"),
-        (_change("update", metrics='{"loss": 0, "samples": Infinity}'), "'samples' is inf"),
-        (_change("update", metrics='{"loss": 0, "samples": NaN}'), "'samples' is nan"),
-        (_change("update", metrics='{"loss": 0, "samples": true}'), "'samples' is True"),
-        (
-            _change(
-                "update", metrics='{"loss": 0, "steps": 1, "samples": 1, "teacher_samples": -1}'
-            ),
-            "'teacher_samples' is -1",
-        ),
-        (
-            _change("update", metrics='{"loss": 0, "fisher_samples": NaN}'),
-            "'fisher_samples' is nan",
-        ),
-        (_change("update", metrics=f'{{"loss": {NESTED}}}'), "'loss' is .*; a number was expected"),
+        (drop("Order"), "has no part 'Order'"),
+        (text("Order", 3), "has no part 'Order'"),
+        (text("Order", DEEP), "makes no sense"),
+        (change("Order", run=3), "Order.run is 3"),
+        (change("Order", threads="two"), "Order.threads is 'two'"),
+        (change("Order", context=[]), "Order.context"),
+        (change("Order", context={"phase": "a", "more": 1}), "Order.context.more"),
+        (change("Order", training={"round": 1}), "Order.training.round"),
+        (change("Order", requests=[{"client": 1}]), "Order.requests.0"),
+        (change("Order", stranger=1), "Order.stranger"),
+        (change("Order", setup=None), "Order.setup"),
+        (change("Order", arrays={}), "An order came with"),
+        (change("Order", arrays={"model": "b" * 64}), "An order came with"),
+        (drop(digest(MODEL)), "An order came with"),
+        (model(digest({}), {}), "An order came with"),
+        (model(digest(MODEL), TEACHER), "arrived damaged"),
+        (model(digest(TEACHER), MODEL), "arrived damaged"),
+        (as_pickle, "does not hold one model, written as safetensors"),
+        (lambda c: c.update(setup=ConfigRecord({"text": "another"})), "arrived damaged"),
     ],
 )
-def test_a_reply_that_makes_no_sense_is_refused(
-    change: Callable[[RecordDict], None], message: str
+def test_an_order_that_makes_no_sense_is_refused(
+    damage: Callable[[RecordDict], None], message: str
 ) -> None:
-    update = Update("client-1", MODEL, 12, {"loss": 0.5, "steps": 3, "samples": 9})
-    content = wire.encode_answer(wire.Answer("id", update, 40))
-    change(content)
+    content = sent_order()
+    damage(content)
     with pytest.raises(WireError, match=message) as caught:
-        wire.decode_reply(content)
+        wire.decode_order(content)
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("digests", [DEEP, "3", "[3]", f"[{NESTED}]"])
-def test_a_reply_that_asks_for_nonsense_is_refused(digests: str) -> None:
-    content = wire.encode_missing([])
-    content.config_records[wire.MISSING]["digests"] = digests
-    with pytest.raises(WireError):
-        wire.decode_reply(content)
+def metrics(**values: Any) -> Callable[[RecordDict], None]:
+    return change("Answer", metrics={"loss": 0, "steps": 1, "samples": 1, **values})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (drop("Answer"), "has no part 'Missing'"),
+        (text("Answer", DEEP), "makes no sense"),
+        (text("Answer", f'{{"kept": {"9" * 5000}}}'), "makes no sense"),
+        (text("Answer", "x" * (wire.MOST_SAID + 1)), "letters; 1048576 are the most"),
+        (change("Answer", client_id=3), "Answer.client_id is 3"),
+        (change("Answer", num_examples=-1), "Answer.num_examples is -1"),
+        (change("Answer", num_examples=2**60), "Answer.num_examples is 11529"),
+        (change("Answer", kept=0.5), "Answer.kept is 0.5"),
+        (change("Answer", stranger=1), "Answer.stranger is 1"),
+        (change("Answer", metrics={}), "'loss' is None; a number was expected"),
+        (metrics(loss="low"), "Answer.metrics.loss is 'low'"),
+        (metrics(loss=json.loads("[" * 100 + "]" * 100)), "Answer.metrics.loss"),
+        (metrics(samples=float("inf")), "'samples' is inf"),
+        (metrics(samples=float("nan")), "'samples' is nan"),
+        (metrics(samples=True), "Answer.metrics.samples is True"),
+        (metrics(teacher_samples=-1), "'teacher_samples' is -1"),
+        (metrics(fisher_samples=float("nan")), "'fisher_samples' is nan"),
+        (drop("params"), "'params' does not hold one model"),
+        (model("params", TEACHER), "the update's 'weight' is"),
+    ],
+)
+def test_a_reply_that_makes_no_sense_is_refused(
+    damage: Callable[[RecordDict], None], message: str
+) -> None:
+    content = sent_answer()
+    damage(content)
+    with pytest.raises(WireError, match=message) as caught:
+        wire.decode_reply(content, MODEL)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("digests", [3, [3], ["short"], ["a" * 64] * 2000])
+def test_a_reply_that_asks_for_nonsense_is_refused(digests: Any) -> None:
+    content = wire.encode(wire.Missing(digests=[]))
+    change("Missing", digests=digests)(content)
+    with pytest.raises(WireError, match=r"Missing\.digests"):
+        wire.decode_reply(content, {})
 
 
 def test_the_bytes_on_the_wire_are_those_of_the_model_and_little_else() -> None:
     weights: dict[str, Tensor] = {f"layer-{n}": torch.zeros(100, 100) for n in range(20)}
-    content = wire.encode_order(order(arrays={"model": weights}), ())
+    large = task(arrays={"model": weights})
+    content = wire.encode_order(wire.Order.of(large, "run-1", SETUP), large, SETUP, ())
     size = num_bytes(weights)
     counted = wire.num_bytes_on_wire(content)
     objects = get_all_nested_objects(content)

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor, nn, tensor
 
 from goldfish.data import TensorExamples
-from goldfish.methods.gradient_ascent import ascend_step, ascent_objective, clipping, project
+from goldfish.methods.gradient_ascent import (
+    ASCEND,
+    AscentSettings,
+    ascend_step,
+    ascent_objective,
+    clipping,
+    project,
+)
 from goldfish.params import params_of
 from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Batch
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import Client, Task, Update
+from goldfish.types import Client, Context, Task, Update
 
 LN2 = math.log(2)
 EXACT = 1e-6
@@ -74,17 +81,9 @@ def ascend(*, radius: float, clip: float = 100.0, stop: float = 100.0, epochs: i
     kept = TensorExamples(torch.ones(4, 1), tensor([1, 1, 1, 1]))
     gone = TensorExamples(torch.ones(1, 1), tensor([0]))
     training = TrainingSettings(learning_rate=1.0, momentum=0.0)
-    config = {
-        **training.to_task(),
-        "ascent_epochs": epochs,
-        "ascent_stop": stop,
-        "clip": clip,
-        "distance": radius,
-        "seed": 0,
-        "round": 1,
-        "last_round": 1,
-    }
-    task = Task("client-1", "ascend", {"model": params_of(Logits())}, config)
+    settings = AscentSettings(ascent_epochs=epochs, ascent_stop=stop, clip=clip, distance=radius)
+    context = Context(phase="gradient-ascent", learning_rate=1.0)
+    task = Task("client-1", ASCEND, {"model": params_of(Logits())}, settings, context, training)
     return ascend_step(task, Client("client-1", kept, gone), LocalWorkspace(Logits))
 
 

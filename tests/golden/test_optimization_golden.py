@@ -10,11 +10,11 @@ from goldfish.errors import ConfigError
 from goldfish.types import Params
 from goldfish.unlearning.optimization import (
     ShardOption,
-    checkpoint,
     combine,
     excess_empirical_risk,
     plan_shards,
-    recover,
+    recover_shards,
+    shard_checkpoint,
 )
 
 EXACT = 1e-6
@@ -77,14 +77,14 @@ def test_checkpoint() -> None:
 
     The coefficients add up to 5/6; divided by that: 6/5 (1, 3) = (6/5, 18/5).
     """
-    assert values(checkpoint(MODELS, SIZES, [0], literal=True)) == approx(1, 3)
-    assert values(checkpoint(MODELS, SIZES, [0])) == approx(6 / 5, 18 / 5)
+    assert values(shard_checkpoint(MODELS, SIZES, [0], literal=True)) == approx(1, 3)
+    assert values(shard_checkpoint(MODELS, SIZES, [0])) == approx(6 / 5, 18 / 5)
 
 
 def test_checkpoint_of_several_hit_shards() -> None:
     """Shards 0 and 1 hit. As printed: 3/6 (2, 4) = (1, 2); divided by 1/2: (2, 4)."""
-    assert values(checkpoint(MODELS, SIZES, [1, 0], literal=True)) == approx(1, 2)
-    assert values(checkpoint(MODELS, SIZES, {0, 1})) == approx(2, 4)
+    assert values(shard_checkpoint(MODELS, SIZES, [1, 0], literal=True)) == approx(1, 2)
+    assert values(shard_checkpoint(MODELS, SIZES, {0, 1})) == approx(2, 4)
 
 
 def test_checkpoint_after_a_shard_was_emptied() -> None:
@@ -92,20 +92,20 @@ def test_checkpoint_after_a_shard_was_emptied() -> None:
 
     So the printed coefficients and the normalised ones agree.
     """
-    assert values(checkpoint(MODELS, EMPTIED, [0], literal=True)) == approx(6 / 5, 18 / 5)
-    assert values(checkpoint(MODELS, EMPTIED, [0])) == approx(6 / 5, 18 / 5)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0], literal=True)) == approx(6 / 5, 18 / 5)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0])) == approx(6 / 5, 18 / 5)
 
 
 def test_checkpoint_of_an_emptied_and_a_hit_shard() -> None:
     """Shard 0 emptied, shard 1 hit: 3/5 (2, 4) = (6/5, 12/5); divided by 3/5: (2, 4)."""
-    assert values(checkpoint(MODELS, EMPTIED, [0, 1], literal=True)) == approx(6 / 5, 12 / 5)
-    assert values(checkpoint(MODELS, EMPTIED, [0, 1])) == approx(2, 4)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0, 1], literal=True)) == approx(6 / 5, 12 / 5)
+    assert values(shard_checkpoint(MODELS, EMPTIED, [0, 1])) == approx(2, 4)
 
 
 @pytest.mark.parametrize("literal", [False, True])
 def test_no_checkpoint_when_every_shard_with_data_was_hit(literal: bool) -> None:
-    assert checkpoint(MODELS, SIZES, [0, 1, 2], literal=literal) is None
-    assert checkpoint(MODELS, EMPTIED, [1, 2], literal=literal) is None
+    assert shard_checkpoint(MODELS, SIZES, [0, 1, 2], literal=literal) is None
+    assert shard_checkpoint(MODELS, EMPTIED, [1, 2], literal=literal) is None
 
 
 # Equation (10).
@@ -114,19 +114,19 @@ def test_no_checkpoint_when_every_shard_with_data_was_hit(literal: bool) -> None
 def test_weights_of_the_hit_shard() -> None:
     """6/1 ((3/2, 7/2) - (1, 3)) = 6 (1/2, 1/2) = (3, 3), with (1, 3) from the test of (9)."""
     client = {"w": tensor([1.5, 3.5])}
-    recovered = recover(client, MODELS, SIZES, [0])
+    recovered = recover_shards(client, MODELS, SIZES, [0])
     assert list(recovered) == [0]
     assert values(recovered[0]) == approx(3, 3)
 
 
 def test_weights_of_an_unretrained_shard_come_back() -> None:
     """With the client model (2, 3) of the test of (8): 6 ((2, 3) - (1, 3)) = (6, 0), the old."""
-    assert values(recover({"w": tensor([2.0, 3.0])}, MODELS, SIZES, [0])[0]) == approx(6, 0)
+    assert values(recover_shards({"w": tensor([2.0, 3.0])}, MODELS, SIZES, [0])[0]) == approx(6, 0)
 
 
 def test_weights_of_several_hit_shards() -> None:
     """Only their sum is known: 6/3 ((3/2, 7/2) - 3/6 (2, 4)) = 2 (1/2, 3/2) = (1, 3) for both."""
-    recovered = recover({"w": tensor([1.5, 3.5])}, MODELS, SIZES, [0, 1])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, MODELS, SIZES, [0, 1])
     assert sorted(recovered) == [0, 1]
     assert values(recovered[0]) == approx(1, 3)
     assert values(recovered[1]) == approx(1, 3)
@@ -134,7 +134,7 @@ def test_weights_of_several_hit_shards() -> None:
 
 def test_the_old_models_of_hit_shards_are_not_needed() -> None:
     """Of (10) only the other shards are an argument: the numbers of the test above."""
-    recovered = recover({"w": tensor([1.5, 3.5])}, {2: MODELS[2]}, SIZES, [0, 1])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, {2: MODELS[2]}, SIZES, [0, 1])
     assert values(recovered[1]) == approx(1, 3)
 
 
@@ -143,18 +143,18 @@ def test_weights_after_a_shard_was_emptied() -> None:
 
     = (3/4, 11/4); shard 0 has no weights.
     """
-    recovered = recover({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0, 1])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0, 1])
     assert list(recovered) == [1]
     assert values(recovered[1]) == approx(3 / 4, 11 / 4)
 
 
 def test_no_weights_when_only_emptied_shards_were_hit() -> None:
-    assert recover({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0]) == {}
+    assert recover_shards({"w": tensor([1.5, 3.5])}, MODELS, EMPTIED, [0]) == {}
 
 
 def test_all_shards_hit_get_the_client_model() -> None:
     """Nothing is subtracted and 6/6 = 1."""
-    recovered = recover({"w": tensor([1.5, 3.5])}, {}, SIZES, [0, 1, 2])
+    recovered = recover_shards({"w": tensor([1.5, 3.5])}, {}, SIZES, [0, 1, 2])
     assert [values(recovered[i]) for i in range(3)] == [[1.5, 3.5]] * 3
 
 
@@ -162,8 +162,8 @@ def test_shard_arithmetic_leaves_integer_counters_alone() -> None:
     """The counter 7 of the client's model, the counter 5 of the first shard: never scaled."""
     client = {"w": tensor([2.0, 3.0]), "count": tensor(7)}
     models = {i: {**m, "count": tensor(5 + i)} for i, m in MODELS.items()}
-    recovered = recover(client, models, SIZES, [0])[0]["count"]
-    start = checkpoint(models, SIZES, [0], literal=True)
+    recovered = recover_shards(client, models, SIZES, [0])[0]["count"]
+    start = shard_checkpoint(models, SIZES, [0], literal=True)
     assert start is not None
     for counter, expected in [
         (recovered, 7),

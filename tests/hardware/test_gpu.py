@@ -11,7 +11,7 @@ from torch import nn
 
 from goldfish import params as P  # noqa: N812
 from goldfish.hardware import gpu
-from goldfish.hardware.gpu import DeviceRows, Turn, fetch, open_queues, work_given
+from goldfish.hardware.gpu import DeviceRows, Turn, open_queues, to_cpu, work_given
 from goldfish.types import Params
 
 
@@ -64,7 +64,7 @@ def test_the_turn_comes_back_after_an_error() -> None:
 def test_nothing_is_waited_for_on_a_cpu() -> None:
     values = torch.arange(3.0)
     work_given(values.device)()
-    assert torch.equal(fetch(values), values)
+    assert torch.equal(to_cpu(values), values)
 
 
 def test_a_users_number_of_queues_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,39 +13,39 @@ from torch import nn
 import goldfish
 from goldfish.data import TensorExamples
 from goldfish.methods import Plan, not_honoured
-from goldfish.methods.method import ASKED_AGAIN, members
+from goldfish.methods.method import ASKED_AGAIN, participants
 from goldfish.params import digest, largest_change
-from goldfish.types import Client, ClientStep, DeletionRequest, Failure, RoundReplies, Task
+from goldfish.types import Client, DeletionRequest, Failure, RoundReplies, Task
 from goldfish.unlearning.optimization import partition_shards
 from goldfish.workflow import unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
 Net = type[nn.Module]
 REQUEST = DeletionRequest("client-1", sample_ids=["c1-0", "c1-9"])
-NEED_ASKERS = ["goldfish-warm", "incompetent-teacher", "gradient-ascent"]
+NEED_ASKERS = ["goldfish-sprint", "goldfish-warm", "incompetent-teacher", "gradient-ascent"]
 
 
 class Flaky(goldfish.InProcess):
     """A federation that loses the first answers to some tasks, and notes who was asked."""
 
-    def __init__(self, clients: list[Client], net: Net, lost: Callable[[Task], int]) -> None:
+    def __init__(self, clients: list[Client], net: Net, lost: Callable[[Task[Any]], int]) -> None:
         super().__init__(clients, net)
         self._lost = lost
         self.asked: list[tuple[str, int, str]] = []
 
-    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
-        def tried(task: Task) -> int:
-            return self.asked.count((task.step, int(task.config["round"]), task.client_id))
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        def about(task: Task[Any]) -> tuple[str, int, str]:
+            return task.step.name, task.context.round, task.client_id
 
-        lost = [task for task in tasks if tried(task) < self._lost(task)]
-        self.asked += [(t.step, int(t.config["round"]), t.client_id) for t in tasks]
-        replies = super().run([task for task in tasks if task not in lost], steps)
+        lost = [task for task in tasks if self.asked.count(about(task)) < self._lost(task)]
+        self.asked += [about(task) for task in tasks]
+        replies = super().run([task for task in tasks if task not in lost])
         offline = [Failure(task.client_id, "Timeout", "it is offline") for task in lost]
         return RoundReplies(replies.updates, [*replies.failures, *offline])
 
 
 def trained_on(
-    clients: list[Client], net: Net, lost: Callable[[Task], int] = lambda _: 0, **settings: Any
+    clients: list[Client], net: Net, lost: Callable[[Task[Any]], int] = lambda _: 0, **settings: Any
 ) -> goldfish.Trained:
     more = {"rounds": 3, "learning_rate": 0.1, "batch_size": 8, **settings}
     return goldfish.train(Flaky(clients, net, lost), **more)
@@ -77,8 +77,8 @@ def test_the_methods_that_forget_through_their_askers(
 def test_an_asker_that_never_answers_leaves_its_request_not_honoured(
     make_clients: MakeClients, small_net: Net, test_set: TensorExamples, name: str
 ) -> None:
-    def lost(task: Task) -> int:
-        return 99 if task.step not in ("train", "file") and task.client_id == "client-1" else 0
+    def lost(task: Task[Any]) -> int:
+        return 99 if task.step.name not in ("train", "file") and task.client_id == "client-1" else 0
 
     trained = trained_on(make_clients(), small_net, lost)
     other = DeletionRequest("client-2", sample_ids=["c2-5"])
@@ -104,8 +104,8 @@ def test_an_asker_that_fails_is_asked_again(
 ) -> None:
     """It answers at the last try, the others at the first: the bits are as without the failure."""
 
-    def lost(task: Task) -> int:
-        needed = task.step in ("goldfish", "bad-teaching", "ascend")
+    def lost(task: Task[Any]) -> int:
+        needed = task.step.name in ("sprint", "goldfish", "bad-teaching", "ascend")
         return ASKED_AGAIN if needed and task.client_id == "client-1" else 0
 
     trained = trained_on(make_clients(), small_net, lost)
@@ -126,11 +126,11 @@ def test_askers_are_drawn_in_every_round(
     trained = trained_on(make_clients((20,) * 6), small_net, participation=0.34)
     asker = DeletionRequest("client-5", sample_ids=["c5-1"])
     plan = plan_for(trained, name, [asker], rounds=8)
-    drawn = [members(plan, index) for index in range(1, 9)]
+    drawn = [participants(plan, index) for index in range(1, 9)]
     assert all("client-5" in clients and len(clients) == 3 for clients in drawn)
     assert len({clients[0] for clients in drawn}) > 1
     every = [DeletionRequest(f"client-{n}", class_label=1) for n in range(1, 7)]
-    assert len(members(plan_for(trained, name, every), 1)) == 6
+    assert len(participants(plan_for(trained, name, every), 1)) == 6
 
 
 def test_every_stage_draws_other_clients(make_clients: MakeClients, small_net: Net) -> None:
@@ -141,7 +141,7 @@ def test_every_stage_draws_other_clients(make_clients: MakeClients, small_net: N
         plan_for(trained, "retrain", [first]),
         plan_for(trained, "retrain", [first, second], honoured=[first]),
     ]
-    drawn = [[tuple(members(plan, index)) for index in (1, 2, 3)] for plan in stages]
+    drawn = [[tuple(participants(plan, index)) for index in (1, 2, 3)] for plan in stages]
     assert drawn[0] != drawn[1]
 
 

@@ -116,7 +116,7 @@ def test_who_measures_on_the_servers_test_set_says_so_and_counts_it(
     )
     said = [note for note in result.notes if "The server's test set decided" in note]
     assert len(said) == (result.cost.measured_samples > 0)
-    always = name in ("goldfish", "retrain-tuned")
+    always = name in ("goldfish", "goldfish-sprint", "retrain-tuned")
     never = name in ("sisa", "fed-eraser", "fed-recovery", "goldfish-warm")
     assert bool(said) == (always or (aggregation == "adaptive" and not never))
 

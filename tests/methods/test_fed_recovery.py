@@ -70,9 +70,9 @@ def test_every_kind_of_deletion_asks_nobody(
 ) -> None:
     run = trained.federation.run
 
-    def refuse(tasks: Any, steps: Any) -> Any:
-        assert {task.step for task in tasks} == {"file"}, "a client was asked for more"
-        return run(tasks, steps)
+    def refuse(tasks: Any) -> Any:
+        assert {task.step.name for task in tasks} == {"file"}, "a client was asked for more"
+        return run(tasks)
 
     trained.federation.run = refuse  # type: ignore[method-assign]
     result = goldfish.unlearn(trained, REQUESTS[kind], method=FED_RECOVERY, test=test_set)

@@ -43,7 +43,7 @@ def trained(make_clients: MakeClients, small_net: type[nn.Module]) -> goldfish.T
 
 def unlearn(
     trained: goldfish.Trained,
-    method: Method,
+    method: Method[Any],
     requests: list[DeletionRequest] | None = None,
     **more: Any,
 ) -> goldfish.Unlearned:

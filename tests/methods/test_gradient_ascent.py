@@ -146,15 +146,15 @@ def test_requests_that_are_honoured_already_ascend_no_more(trained: goldfish.Tra
 def test_one_who_asks_and_does_not_answer_is_an_error(trained: goldfish.Trained) -> None:
     """Its data would stay in the model: the quorum of other rounds does not do."""
 
-    def broken(task: Task, client: Client, workspace: Workspace) -> Update:
+    def broken(task: Task[Any], client: Client, workspace: Workspace) -> Update:
         if task.client_id == "client-2":
             raise RuntimeError("gone fishing")
         return ascend_step(task, client, workspace)
 
     run = trained.federation.run
 
-    def run_broken(tasks: Any, steps: Any) -> Any:
-        return run(tasks, {**steps, "ascend": broken})
+    def run_broken(tasks: Any) -> Any:
+        return run([replace(task, step=replace(task.step, run=broken)) for task in tasks])
 
     trained.federation.run = run_broken  # type: ignore[method-assign]
     with pytest.raises(goldfish.QuorumError, match="gone fishing"):

@@ -13,17 +13,25 @@ from torch import nn
 import goldfish
 from goldfish.data import TensorExamples, removal
 from goldfish.methods.incompetent_teacher import (
+    BAD_TEACHING,
     INCOMPETENT_TEACHER,
-    STEPS,
     IncompetentTeacherSettings,
     bad_teaching_step,
 )
 from goldfish.methods.method import Plan
 from goldfish.params import digest, distance, num_bytes
-from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import Client, DeletionRequest, Examples, Params, Round, RoundReplies, Task
+from goldfish.types import (
+    Client,
+    Context,
+    DeletionRequest,
+    Examples,
+    Params,
+    Round,
+    RoundReplies,
+    Task,
+)
 from goldfish.workflow import unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
@@ -134,7 +142,8 @@ def test_a_client_without_remaining_data_has_nothing_to_learn(
     trained: goldfish.Trained, make_clients: MakeClients
 ) -> None:
     client = removal.split(make_clients()[0], [DeletionRequest("client-1")])
-    task = Task("client-1", "bad-teaching", {"model": trained.params}, TrainingSettings().to_task())
+    arrays, settings = {"model": trained.params}, IncompetentTeacherSettings()
+    task = Task("client-1", BAD_TEACHING, arrays, settings, Context(phase="unlearning"))
     workspace = LocalWorkspace(trained.federation.model)
     assert bad_teaching_step(task, client, workspace).num_examples == 0
 
@@ -190,7 +199,3 @@ def test_shards_are_named_as_not_used(
     memory, shards = unlearn(trained, SAMPLES).notes
     assert "started from the old model" in memory
     assert "Shards were not used" in shards
-
-
-def test_the_step_is_found_by_its_name() -> None:
-    assert dict(STEPS) == {"bad-teaching": bad_teaching_step}

@@ -13,7 +13,7 @@ import goldfish
 from goldfish.data import TensorExamples
 from goldfish.methods.retrain import RETRAIN_TUNED, RetrainTunedSettings
 from goldfish.params import digest, num_bytes
-from goldfish.types import Client, ClientStep, DeletionRequest, Round, RoundReplies, Task
+from goldfish.types import Client, DeletionRequest, Round, RoundReplies, Task
 from goldfish.workflow import unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
@@ -94,8 +94,8 @@ class Watched(goldfish.InProcess):
         super().__init__(*args)
         self.steps = self.samples = self.bytes = self.failures = 0
 
-    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
-        replies = super().run(tasks, steps)
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        replies = super().run(tasks)
         self.bytes += sum(num_bytes(p) for t in tasks for p in t.arrays.values())
         for update in replies.updates:
             self.bytes += num_bytes(update.params)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import Subset, TensorExamples
-from goldfish.methods.sisa import SISA, SisaSettings, place_of, separate
+from goldfish.methods.sisa import SISA, SisaSettings, place_of, separate, sisa_step
 from goldfish.params import digest, num_bytes
-from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
 from goldfish.training.workspace import ensemble_size
 from goldfish.types import Client, DeletionRequest, Params, RoundReplies
@@ -23,7 +21,7 @@ from goldfish.workflow import training_plan, unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
 Net = type[nn.Module]
-LAYOUT = SisaSettings(sisa_shards=2, slices=3, epochs_per_slice=2)
+LAYOUT = SisaSettings(shards=2, slices=3, epochs_per_slice=2)
 TRAINING: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 8}
 SIZES = (40, 24, 18)
 
@@ -204,15 +202,15 @@ def test_exact_with_a_schedule(make_clients: MakeClients, small_net: Net, order:
 def test_slices_and_shards_that_begin_empty(make_clients: MakeClients, small_net: Net) -> None:
     """Few samples in many places: one alone waits for a second, and a client may have no member."""
     clients = make_clients((9, 5, 1))
-    trained = train(clients, small_net, sisa_shards=3, slices=4, quorum=1.0)
+    trained = train(clients, small_net, shards=3, slices=4, quorum=1.0)
     assert not trained.rounds[0].failures
-    owners: Mapping[str, int] = json.loads(str(trained.memo["owners"]))
+    owners: Mapping[str, int] = trained.memo["owners"]
     assert set(owners) == {"client-1", "client-2"}
     assert ensemble_size(trained.params) == sum(owners.values())
     for n, size in enumerate((9, 5), start=1):
         for place in range(size):
             requests = [DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-{place}"])]
-            never = train(without(clients, requests), small_net, sisa_shards=3, slices=4)
+            never = train(without(clients, requests), small_net, shards=3, slices=4)
             assert digest(unlearn(trained, requests).params) == digest(never.params)
 
 
@@ -370,13 +368,15 @@ def test_a_client_that_fails_to_forget_loses_its_members(
     before = [digest(m) for m in separate(trained.params)]
     run = trained.federation.run
 
-    def failing(tasks: Any, steps: Any) -> RoundReplies:
+    def failing(tasks: Any) -> RoundReplies:
         def step(task: Any, client: Client, workspace: Any) -> Any:
             if client.id == "client-2":
                 raise OSError("the disk is full")
-            return steps["sisa"](task, client, workspace)
+            return sisa_step(task, client, workspace)
 
-        return run(tasks, {"sisa": step})
+        if tasks[0].step.name == "sisa":
+            tasks = [replace(task, step=replace(task.step, run=step)) for task in tasks]
+        return run(tasks)
 
     monkeypatch.setattr(trained.federation, "run", failing)
     requests = [DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-0"]) for n in (1, 2)]
@@ -393,8 +393,8 @@ def test_a_client_that_fails_to_forget_loses_its_members(
 def test_every_client_trains_whatever_the_participation(
     trained: goldfish.Trained, make_clients: MakeClients, small_net: Net
 ) -> None:
-    """Sharing and averaging have no part in it, nor have Goldfish's own shards."""
-    more = {"participation": 0.4, "shards": 3, "rounds": 7, "local_epochs": 5}
+    """Sharing and averaging have no part in it."""
+    more = {"participation": 0.4, "rounds": 7, "local_epochs": 5}
     assert digest(train(make_clients(SIZES), small_net, **more).params) == digest(trained.params)
 
 
@@ -403,7 +403,7 @@ def test_unlearning_uses_the_layout_of_the_training(
 ) -> None:
     requests = DELETIONS["first slice"](make_clients(SIZES))
     plain = unlearn(trained, requests)
-    for more in ({"sisa_shards": 2}, {"rounds": 3}, {"slices": 3, "epochs_per_slice": 2}):
+    for more in ({"shards": 2}, {"rounds": 3}, {"slices": 3, "epochs_per_slice": 2}):
         assert digest(unlearn(trained, requests, **more).params) == digest(plain.params)
     with pytest.raises(goldfish.ConfigError, match="slices is 5, but the training used 3"):
         unlearn(trained, requests, slices=5)
@@ -426,8 +426,13 @@ def test_a_deletion_that_leaves_nothing_is_an_error(trained: goldfish.Trained) -
         unlearn(trained, by_class)
 
 
-def test_its_settings_do_not_clash_with_those_of_the_training() -> None:
-    assert not SisaSettings.model_fields.keys() & TrainingSettings.model_fields.keys()
+def test_a_name_that_the_training_has_too_is_its_own(
+    trained: goldfish.Trained, make_clients: MakeClients
+) -> None:
+    """Two shards a client, and none of those that FedAvg's training would make."""
+    assert (len(separate(trained.params)), trained.settings.shards) == (3 * 2, 1)
+    with pytest.raises(goldfish.ConfigError, match="shards is 3, but the training used 2"):
+        unlearn(trained, DELETIONS["first slice"](make_clients(SIZES)), shards=3)
 
 
 def test_places_are_spread_evenly_and_depend_on_client_and_seed() -> None:

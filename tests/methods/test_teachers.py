@@ -116,7 +116,8 @@ def test_the_next_phase_takes_the_place_of_the_last(make_clients: MakeClients, m
     more = [replace(REQUEST[0], sample_ids=[f"c1-{i}" for i in range(10)])]
     list(chosen.unlearn(replace(plan, phase=f"{method}.2", requests=more), own))
     assert {20, *REMAINING} > {len(batch) for batch in Watched.asked if len(batch) > 8} == {20}
-    other = replace(plan, phase=f"{method}.2", requests=more, original=plan.fresh)
+    taught = replace(trained, params=plan.fresh)
+    other = replace(plan, phase=f"{method}.2", requests=more, trained=taught)
     Watched.asked = []
     list(chosen.unlearn(other, own))
     assert [len(batch) for batch in Watched.asked if len(batch) > 8] == [20, 24, 18]

@@ -11,7 +11,12 @@ from goldfish import params as P  # noqa: N812
 from goldfish.data import Subset, TensorExamples
 from goldfish.errors import ConfigError
 from goldfish.types import Client, Params
-from goldfish.unlearning.optimization import checkpoint, combine, partition_shards, recover
+from goldfish.unlearning.optimization import (
+    combine,
+    partition_shards,
+    recover_shards,
+    shard_checkpoint,
+)
 
 SEEDS = st.integers(0, 2**40)
 
@@ -45,7 +50,7 @@ def test_10_inverts_8(case: tuple[dict[int, Params], dict[int, int], list[int]])
     """One hit shard gets its own weights back; the sum of several, their mean for each."""
     models, sizes, hit = case
     lost = [i for i in hit if sizes[i]]
-    recovered = recover(combine(models, sizes), models, sizes, hit)
+    recovered = recover_shards(combine(models, sizes), models, sizes, hit)
     assert sorted(recovered) == sorted(lost)
     if lost:
         of_hit = sum(sizes[i] * models[i]["w"] for i in lost) / sum(sizes[i] for i in lost)
@@ -62,7 +67,7 @@ def test_10_inverts_8_in_single_precision(
     lost = [i for i in hit if sizes[i]]
     assume(len(lost) == 1)
     magnified = sum(sizes.values()) / sizes[lost[0]]
-    recovered = recover(combine(models, sizes), models, sizes, hit)[lost[0]]["w"]
+    recovered = recover_shards(combine(models, sizes), models, sizes, hit)[lost[0]]["w"]
     assert recovered.dtype == torch.float32
     assert torch.allclose(recovered, models[lost[0]]["w"], atol=1e-5 * magnified, rtol=0)
 
@@ -76,7 +81,7 @@ def test_8_holds_again_after_10(
     """Whatever the retrained client model is, the shards add up to it again."""
     models, sizes, hit = case
     client = {"w": torch.tensor(retrained), "steps": torch.tensor(77)}
-    recovered = recover(client, models, sizes, hit)
+    recovered = recover_shards(client, models, sizes, hit)
     assume(recovered)
     again = combine({**with_data(models, sizes), **recovered}, sizes)
     assert torch.allclose(again["w"], client["w"], atol=1e-4, rtol=0)
@@ -90,9 +95,9 @@ def test_shard_arithmetic_does_not_change_its_arguments(
     models, sizes, hit = case
     client = combine(models, sizes)
     before = [P.digest(client), *(P.digest(model) for model in models.values())]
-    recover(client, models, sizes, hit)
-    checkpoint(models, sizes, hit)
-    checkpoint(models, sizes, hit, literal=True)
+    recover_shards(client, models, sizes, hit)
+    shard_checkpoint(models, sizes, hit)
+    shard_checkpoint(models, sizes, hit, literal=True)
     combine(models, sizes)
     assert [P.digest(client), *(P.digest(model) for model in models.values())] == before
 
@@ -120,8 +125,8 @@ def test_the_checkpoint_is_free_of_hit_shards_and_the_literal_one_is_8_without_t
     nan = {"w": torch.full((3,), torch.nan, dtype=torch.float64), "steps": torch.tensor(0)}
     poisoned = {i: nan if i in hit else model for i, model in models.items()}
     others = [i for i in models if i not in hit and sizes[i]]
-    normalised = checkpoint(poisoned, sizes, hit)
-    literal = checkpoint(poisoned, sizes, hit, literal=True)
+    normalised = shard_checkpoint(poisoned, sizes, hit)
+    literal = shard_checkpoint(poisoned, sizes, hit, literal=True)
     if not others:
         assert normalised is None
         assert literal is None

@@ -342,13 +342,6 @@ def test_backdoor(
     assert words in text(result)
 
 
-def test_a_ruined_model_is_no_success(make_result: Any) -> None:
-    result = make_result()
-    result["methods"]["goldfish"]["final"]["accuracy"] = 10.0
-    assert told(result).status == "partly"
-    assert "85.1 points less accurate than retrain" in text(result)
-
-
 @pytest.mark.parametrize(("accuracy", "status"), [(90.2, "gone"), (90.0, "partly")])
 def test_five_points_of_accuracy_may_go(make_result: Any, accuracy: float, status: str) -> None:
     """Retrain has 95.1 %."""

@@ -280,7 +280,7 @@ def test_metrics_that_cannot_be_read_stay_as_they_are(tmp_path: Path, line: byte
     """A broken line in the middle was once taken for the end: what followed it was deleted."""
     run = opened(tmp_path / "run", CONFIG, resume=False)
     for index in (1, 2, 3):
-        run.save("origin", Checkpoint(index, PARAMS), record(1))
+        run.save("origin", Checkpoint(index, PARAMS), record(index))
     metrics = run.path / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(b"".join([lines[0], line + b"\n", *lines[1:]]))

@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import cast
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def draws(count: int) -> Draw:
 @pytest.mark.parametrize("count", [1, 9, ROWS, ROWS + 1, 2 * ROWS + 50])
 def test_every_draw_is_taken_once_and_in_order(count: int) -> None:
     steps, record = Steps(), Recordings()
-    replay = Replay(steps, record, Pace(CPU))
+    replay = Replay(cast("TrainingStep", steps), steps, record, Pace(CPU))
     replay.run(draws(count))
     replay.run(draws(2))
     expected = [[place, -place] for place in range(count)]
@@ -102,7 +103,7 @@ def test_every_draw_is_taken_once_and_in_order(count: int) -> None:
 
 def test_a_step_that_cannot_be_recorded_is_taken_step_by_step() -> None:
     steps, record = Steps(), Recordings("operation not permitted\nand more")
-    replay = Replay(steps, record, Pace(CPU))
+    replay = Replay(cast("TrainingStep", steps), steps, record, Pace(CPU))
     for _ in range(2):
         replay.run(draws(20))
     assert [first for first, _ in steps.taken] == [*range(20), *range(20)]

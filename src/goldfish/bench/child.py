@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from goldfish.bench.rounds import Bench, Workload, load_images
@@ -31,12 +29,12 @@ class Whole:
     rate: float
     """Images a second of its rounds."""
     peak: int | None
-    """Bytes of the process and of those it started, at most; None where that is not told."""
+    """Most bytes of the process and its children at a time; None where the system does not say."""
 
 
 def run_whole(module: str, work: Workload, clients: int) -> Whole:
     """Run a module that trains for some rounds and prints what they took."""
-    command = [sys.executable, "-P", "-m", module, *arguments(work, clients)]
+    command = [sys.executable, "-P", "-m", module, argument(work, clients)]
     begin = time.perf_counter()
     with subprocess.Popen(  # noqa: S603
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -60,35 +58,20 @@ def failure(what: str, complaints: str) -> ConfigError:
     return ConfigError(f"{what} failed: {''.join(last)}")
 
 
-def arguments(work: Workload, clients: int) -> list[str]:
-    """Return a workload as arguments for :func:`parse`."""
-    options = ["--model", work.model, "--clients", str(clients), "--samples", str(work.samples)]
-    if work.data_dir is not None:
-        options += ["--data-dir", str(work.data_dir)]
-    options += ["--device", work.device]
-    if work.compiled:
-        options.append("--compile")
-    return options
+def argument(work: Workload, clients: int) -> str:
+    """Return a workload, for so many clients, as text for :func:`parse`.
+
+    One local epoch in fp32, which is what all children do.
+    """
+    own = replace(work, clients=(clients,), local_epochs=1, precision="fp32")
+    return json.dumps(asdict(own), default=str)
 
 
-def parse(argv: Sequence[str] | None = None) -> Workload:
-    """Read the arguments of a child."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="lenet5")
-    parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=60_000)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", action="store_true")
-    given = parser.parse_args(argv)
-    return Workload(
-        given.model,
-        clients=(given.clients,),
-        samples=given.samples,
-        device=given.device,
-        compiled=given.compile,
-        data_dir=given.data_dir,
-    )
+def parse(argument: str) -> Workload:
+    """Read the argument of a child."""
+    values = json.loads(argument)
+    path = values["data_dir"] and Path(values["data_dir"])
+    return Workload(**{**values, "clients": tuple(values["clients"]), "data_dir": path})
 
 
 def _tree_bytes(pid: int) -> int:
@@ -114,7 +97,7 @@ def _tree_bytes(pid: int) -> int:
 
 def main() -> None:
     """Train with the engine and print the seconds of the rounds."""
-    work = parse()
+    work = parse(sys.argv[1])
     data, _ = load_images(work)
     bench = Bench(work, data, work.clients[0])
     rounds = [record.cost.seconds for record in bench.train(ROUNDS).rounds]

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import sys
 import time
 from functools import cache
 
@@ -58,7 +59,7 @@ def main() -> None:
     """Run the simulation and print the seconds of the rounds."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    work = parse()
+    work = parse(sys.argv[1])
     (clients,) = work.clients
     logging.getLogger("flwr").setLevel(logging.ERROR)
     stamps: list[float] = []

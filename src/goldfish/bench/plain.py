@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from goldfish.bench.child import arguments, failure, parse
+from goldfish.bench.child import argument, failure, parse
 from goldfish.bench.rounds import BATCH, RATE, Workload, load_images
 from goldfish.types import Examples
 
@@ -49,13 +49,8 @@ def plain_model(work: Workload) -> nn.Module:
 @contextmanager
 def in_its_process(work: Workload) -> Iterator[Callable[[], float]]:
     """Start the process; yield what trains there once and returns images a second."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "goldfish.bench.plain",
-        *arguments(work, work.clients[0]),
-    ]
+    own = argument(work, work.clients[0])
+    command = [sys.executable, "-P", "-m", "goldfish.bench.plain", own]
     with (
         tempfile.TemporaryFile(mode="w+", errors="replace") as complaints,
         subprocess.Popen(  # noqa: S603
@@ -83,7 +78,7 @@ def in_its_process(work: Workload) -> Iterator[Callable[[], float]]:
 
 def main() -> None:
     """Train once for every line that comes in, and print images a second."""
-    work = parse()
+    work = parse(sys.argv[1])
     data, _ = load_images(work)
     model = plain_model(work)
     for _ in sys.stdin:

@@ -19,11 +19,12 @@ from goldfish.data import TensorExamples, load, removal
 from goldfish.data import partition as partitions
 from goldfish.errors import DataError
 from goldfish.federation import InProcess
+from goldfish.methods import Trained
 from goldfish.models import model_factory
 from goldfish.results import Cost
 from goldfish.settings import Precision
 from goldfish.types import Client, DeletionRequest, ModelFactory
-from goldfish.workflow import Trained, train, unlearn
+from goldfish.workflow import train, unlearn
 
 BATCH = 100
 RATE = 0.01

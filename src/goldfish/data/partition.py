@@ -121,7 +121,7 @@ def explicit(source: Mapping[str, Sequence[str]] | Path) -> Partition:
     try:
         text = source.read_text(encoding="utf-8")
         content = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{source}: cannot be read as a partition ({error}).") from error
     if isinstance(content, dict) and "digest" in content:
         return Partition.from_json(text)

@@ -210,10 +210,12 @@ class Config:
         values: dict[str, Any] = {"seed": self.seed}
         if self.engine == "flower":
             values["engine"] = self.engine
-            values["flower"] = self.flower.model_dump(exclude_none=True)
-        values |= {name: getattr(self, name).model_dump(exclude_none=True) for name in tables}
+            values["flower"] = self.flower.model_dump(mode="json", exclude_none=True)
+        values |= {
+            name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in tables
+        }
         for name, settings in self.methods.items():
-            values["unlearning"][name] = settings.model_dump(exclude_none=True)
+            values["unlearning"][name] = settings.model_dump(mode="json", exclude_none=True)
         if self.evaluation.clients:
             values["evaluation"] = self.evaluation.model_dump()
         return values

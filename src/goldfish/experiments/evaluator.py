@@ -32,10 +32,11 @@ class Evaluator:
         self._scenario = scenario
         self.device = device
         self._workspace = LocalWorkspace(scenario.model, device)
-        self._clean_removed = _without_trigger(scenario)
+        self.clean_removed = _without_trigger(scenario)
+        """The removed samples that carry no trigger, if there are any to be seen here."""
         self._removed_labels = torch.empty(0, dtype=torch.long)
-        if self._clean_removed is not None:
-            self._removed_labels = self._clean_removed.labels.cpu()
+        if self.clean_removed is not None:
+            self._removed_labels = self.clean_removed.labels.cpu()
         self._labels = scenario.test.labels.cpu()
         self._removed_classes = torch.tensor(removed_classes(scenario), dtype=torch.long)
         self._of_removed_class = torch.isin(self._labels, self._removed_classes)
@@ -48,13 +49,18 @@ class Evaluator:
 
     def compare_with(self, params: Params) -> None:
         """Compare the memory of all models measured from now on with that of this one."""
-        if self._clean_removed is not None:
+        if self.clean_removed is not None:
             on_test = self.logits(params, self._scenario.test)
-            on_removed = self.logits(params, self._clean_removed)
+            on_removed = self.logits(params, self.clean_removed)
             self._yardstick = self._losses(on_removed, on_test)
 
-    def measure(self, params: Params, requests: Sequence[DeletionRequest] = ()) -> Final:
-        """Return a model's scores; its memory is of what ``requests`` name, or of all of it."""
+    def measure(
+        self, params: Params, requests: Sequence[DeletionRequest] = (), *, compared: bool = True
+    ) -> Final:
+        """Return a model's scores; its memory is of what ``requests`` name, or of all of it.
+
+        Without ``compared`` its memory is not compared with the yardstick's, as for itself.
+        """
         scenario, labels = self._scenario, self._labels
         on_test = self.logits(params, scenario.test)
         gone, rest = self._of_removed_class, ~self._of_removed_class
@@ -70,7 +76,7 @@ class Evaluator:
             triggered, clean = scenario.triggered, scenario.backdoor.eligible(labels)
             found["backdoor_success"] = backdoor_success(self.logits(params, triggered), target)
             found["without_trigger"] = backdoor_success(on_test[clean], target)
-        if (memory := self._memory(params, on_test, requests)) is not None:
+        if (memory := self._memory(params, on_test, requests, compared)) is not None:
             found |= {"memory": memory, "memory_gap": memory.gap.value}
             if (apart := memory.to_retrain) is not None:
                 found["gap_to_retrain"] = apart.value
@@ -107,19 +113,23 @@ class Evaluator:
         return _Losses(sample_losses(on_removed, labels), sample_losses(on_test, self._labels))
 
     def _memory(
-        self, params: Params, on_test: Tensor, requests: Sequence[DeletionRequest]
+        self,
+        params: Params,
+        on_test: Tensor,
+        requests: Sequence[DeletionRequest],
+        compared: bool,
     ) -> Memory | None:
         """Compare the removed samples without a trigger that are asked for with unseen ones."""
-        if self._clean_removed is None:
+        if self.clean_removed is None:
             return None
-        on_removed = self.logits(params, self._clean_removed)
+        on_removed = self.logits(params, self.clean_removed)
         labels, clean = self._removed_labels, ~self._scenario.poisoned
         asked = _named(self._scenario, requests)[clean] if requests else slice(None)
 
         def matched(removed: Tensor, unseen: Tensor) -> Matched | None:
             return class_matched(removed[asked], labels[asked], unseen, self._labels)
 
-        losses, base = self._losses(on_removed, on_test), self._yardstick
+        losses, base = self._losses(on_removed, on_test), self._yardstick if compared else None
         gap = matched(losses.removed, losses.unseen)
         right = matched(sample_hits(on_removed, labels), sample_hits(on_test, self._labels))
         if gap is None or right is None:

@@ -20,7 +20,7 @@ from goldfish.experiments.evaluator import Evaluator, removed_classes
 from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.methods import deletion_kind
 from goldfish.results import MARGINS, ORIGIN, YARDSTICK, Cost, Measures, MethodResult, Record, Spent
-from goldfish.types import DeletionRequest, NotHonoured, Params, Scalar
+from goldfish.types import DeletionRequest, Memo, NotHonoured, Params, Scalar
 from goldfish.version import __version__
 
 SAMPLES_SHOWN = 8
@@ -33,7 +33,7 @@ class Outcome:
     params: Params
     records: Sequence[Record]
     states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
-    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict)
     """What its last round remembered."""
     notes: Sequence[str] = ()
     not_honoured: Sequence[NotHonoured] = ()
@@ -81,7 +81,7 @@ def collect_evidence(
             if scenario.removed is not None:
                 before = evaluator.logits(own.params, scenario.removed)
         methods[name] = MethodResult(
-            final=evaluator.measure(outcome.params),
+            final=evaluator.measure(outcome.params, compared=name != YARDSTICK),
             rounds=rounds,
             similarity=results.Similarity(
                 **_to_retrain(name, on_test),

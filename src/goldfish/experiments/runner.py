@@ -6,6 +6,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from goldfish.errors import DivergenceError, StoreError
 from goldfish.experiments.config import Config
@@ -13,16 +14,14 @@ from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence, environment
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
-from goldfish.methods import METHODS, Method, Plan, not_honoured, notes_of
+from goldfish.methods import METHODS, Method, Plan, Trained, not_honoured, notes_of
 from goldfish.methods.filing import file
 from goldfish.models import fresh_params
 from goldfish.params import num_bytes
 from goldfish.results import ORIGIN, YARDSTICK, Measures, NoAnswer, Progress, Record
 from goldfish.store import CONFIG, RESULT, Checkpoint, KeptHistory, RunDirectory, run_id_of
-from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round
+from goldfish.types import DeletionRequest, Federation, HistoryEntry, NotHonoured, Round, States
 from goldfish.workflow import (
-    States,
-    Trained,
     Work,
     bind,
     original_training,
@@ -146,7 +145,7 @@ def _checked(config: Config, scenario: Scenario, federation: Federation) -> Trai
 def _unlearning_plan(
     config: Config,
     scenario: Scenario,
-    method: Method,
+    method: Method[Any],
     trained: Trained,
     new: Sequence[DeletionRequest],
     honoured: Sequence[DeletionRequest] = (),
@@ -187,7 +186,7 @@ def _numbered(stages: Sequence[Sequence[Record]]) -> list[Record]:
 def _run_method(
     config: Config,
     scenario: Scenario,
-    method: Method,
+    method: Method[Any],
     trained: Trained,
     origin: Outcome,
     run: RunDirectory,

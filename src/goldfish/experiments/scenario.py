@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -42,29 +42,34 @@ class Scenario:
     """Everything that all phases of a run share."""
 
     clients: Sequence[Client]
-    """The members with their data, for an engine that runs them here."""
+    """The clients with their data, for an engine that runs them here."""
     model: ModelFactory
     setups: Mapping[str, ClientSetup]
-    """The same in words, by client, for an engine whose clients are elsewhere."""
+    """What each client is told, by its id, for an engine whose clients are on other machines."""
     partition: Partition | None
     """Who holds what; None where clients have data of their own, which nobody else knows."""
     stages: Sequence[Sequence[DeletionRequest]]
     """The requests that are filed at once, and after them the later ones, in order."""
-    removed: TensorExamples | None
-    """The removed samples as the clients trained on them; None where only the clients have them."""
-    poisoned: Tensor
-    """Which of the removed samples carry the trigger, one bool a sample."""
-    true_labels: Sequence[int]
-    """The labels of the removed samples before any poisoning."""
-    holders: Sequence[str]
-    """Which client holds each removed sample."""
     test: TensorExamples
-    triggered: TensorExamples | None
-    backdoor: Backdoor | None
-    num_classes: int
     class_names: Sequence[str]
+    removed: TensorExamples | None = None
+    """The removed samples as the clients trained on them; None where only the clients have them."""
+    poisoned: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """Which of the removed samples carry the trigger, one bool a sample."""
+    true_labels: Sequence[int] = ()
+    """The labels of the removed samples before any poisoning."""
+    holders: Sequence[str] = ()
+    """Which client holds each removed sample."""
+    triggered: TensorExamples | None = None
+    """Test images with the trigger."""
+    backdoor: Backdoor | None = None
     missing: Sequence[str] = ()
     """Removed samples that have been deleted from the disk since they were asked for."""
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes the data has."""
+        return len(self.class_names)
 
     @property
     def digest(self) -> str:
@@ -146,15 +151,12 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         machine.data_dir,
         path=None if config.data.path is None else Path(config.data.path),
     )
-    if len(data.image_shape) != 3:
-        raise ConfigError(
-            f"Runs need images (channels, height, width); {data.name} has {data.image_shape}."
-        )
     data = replace(
         data,
         train=_draw(data.train, config.data.limit_train, config.seed, "train"),
         test=_draw(data.test, config.data.limit_test, config.seed, "test"),
     )
+    model = _model(config, data.train, data.class_names)
     if run is not None and filed is not None:
         partition = _read_partition(run)
     else:
@@ -170,22 +172,16 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         shards = config.training.shards if config.deletion.by_shard else None
         chooser = _Chooser(partition, data.train, config.seed, shards)
         filed = chooser.choose_all(config.deletion, backdoor)
-    place = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
-    missing = [sample_id for sample_id in filed.holders if sample_id not in place]
-    holders = {i: client_id for i, client_id in filed.holders.items() if i in place}
-    positions = torch.tensor([place[sample_id] for sample_id in holders], dtype=torch.long)
+    position_of = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
+    missing = [sample_id for sample_id in filed.holders if sample_id not in position_of]
+    holders = {i: client_id for i, client_id in filed.holders.items() if i in position_of}
+    positions = torch.tensor([position_of[sample_id] for sample_id in holders], dtype=torch.long)
     true_labels = data.train.labels[positions]
     triggered_ids = set(filed.poisoned)
     poisoned = torch.tensor([i in triggered_ids for i in holders], dtype=torch.bool)
     train = data.train
     if backdoor is not None:
         train = poison(train, positions[poisoned], backdoor)
-    model = ModelSetup(
-        config.model.name,
-        config.model.options,
-        data.num_classes,
-        (data.image_shape[0], data.image_shape[1], data.image_shape[2]),
-    )
     train, test = train.to(machine.device), data.test.to(machine.device)
     return Scenario(
         clients=_clients(train, partition, missing),
@@ -212,7 +208,6 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         test=test,
         triggered=None if backdoor is None else triggered_test(test, backdoor),
         backdoor=backdoor,
-        num_classes=data.num_classes,
         class_names=data.class_names,
         missing=missing,
     )
@@ -259,13 +254,12 @@ def _members_scenario(
             "deletion: backdoor_target and clean_rate choose and change samples, and the data of "
             "data.members is out of reach: leave them out."
         )
-    test, class_names = _test_half(config, machine)
-    model = ModelSetup(
-        config.model.name,
-        config.model.options,
-        len(class_names),
-        (test.images.shape[1], test.images.shape[2], test.images.shape[3]),
-    )
+    if config.data.path is not None:
+        test, class_names = load_half(config.data.name, Path(config.data.path), "test")
+    else:
+        data = load(config.data.name, machine.data_dir)
+        test, class_names = data.test, data.class_names
+    model = _model(config, test, class_names)
     for what in (config.deletion, *config.deletion.then):
         if what.class_label is not None and what.class_label >= len(class_names):
             raise ConfigError(
@@ -279,30 +273,19 @@ def _members_scenario(
         setups={name: ClientSetup(name, model, class_names) for name in members},
         partition=None,
         stages=_members_stages(config, members) if filed is None else filed.stages,
-        removed=None,
-        poisoned=torch.zeros(0, dtype=torch.bool),
-        true_labels=[],
-        holders=[],
         test=test.to(machine.device),
-        triggered=None,
-        backdoor=None,
-        num_classes=len(class_names),
         class_names=class_names,
     )
 
 
-def _test_half(config: Config, machine: Machine) -> tuple[TensorExamples, tuple[str, ...]]:
-    if config.data.path is not None:
-        test, names = load_half(config.data.name, Path(config.data.path), "test")
-    else:
-        data = load(config.data.name, machine.data_dir)
-        test, names = data.test, data.class_names
-    if test.images.dim() != 4:
+def _model(config: Config, test: TensorExamples, class_names: Sequence[str]) -> ModelSetup:
+    shape = tuple(test.images.shape[1:])
+    if len(shape) != 3:
         raise ConfigError(
-            f"Runs need images (channels, height, width); the test set has samples of shape "
-            f"{list(test.images.shape[1:])}."
+            f"Runs need images (channels, height, width); {config.data.name} has samples of shape "
+            f"{list(shape)}."
         )
-    return test, names
+    return ModelSetup(config.model.name, config.model.options, len(class_names), shape)
 
 
 def _members_stages(config: Config, members: Sequence[str]) -> list[list[DeletionRequest]]:
@@ -441,13 +424,13 @@ class _Chooser:
             ids = _read_ids(Path(what.samples))
             return removal.requests_for_samples(self._partition, ids)
         label = what.class_label
-        members = [i for i, own in self._label_of.items() if own == label]
-        if label is None or not members:
+        of_class = [i for i, own in self._label_of.items() if own == label]
+        if label is None or not of_class:
             raise ConfigError(f"deletion.class_label: no training sample is of class {label}.")
         if backdoor is None and not self._asked:
             return removal.requests_for_class(self._partition, label)
         # Poisoned samples change their label: they are asked for by id.
-        left = [i for i in members if i not in self._asked]
+        left = [i for i in of_class if i not in self._asked]
         if not left:
             raise ConfigError(f"deletion: all samples of class {label} are asked for already.")
         return removal.requests_for_samples(self._partition, left)

@@ -7,11 +7,11 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -26,12 +26,11 @@ from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     Client,
     ClientState,
-    ClientStep,
     DeletionRequest,
     Failure,
     ModelFactory,
-    Params,
     RoundReplies,
+    States,
     Task,
     Update,
 )
@@ -118,10 +117,10 @@ class InProcess:
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """All members, in the order in which they were given."""
+        """The ids of all clients, in the order in which they were given."""
         return list(self._clients)
 
-    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
         """Run all tasks; a client that raises becomes a :class:`Failure`."""
         if self._global_draws is None:
             self._global_draws = self._draws_globally(tasks)
@@ -132,8 +131,7 @@ class InProcess:
         end = threading.Event()
         try:
             futures = [
-                self._executor.submit(self._work, job, steps, spool, end)
-                for job in self._jobs(tasks)
+                self._executor.submit(self._work, job, spool, end) for job in self._jobs(tasks)
             ]
             answered = {place: o for future in futures for place, o in future.result()}
         except BaseException:
@@ -147,11 +145,11 @@ class InProcess:
             [o for o in outcomes if isinstance(o, Failure)],
         )
 
-    def states(self) -> Mapping[str, Mapping[str, Params]]:
+    def states(self) -> States:
         """Return what the clients keep."""
         return {c.id: dict(c.state.arrays) for c in self._clients.values() if c.state.arrays}
 
-    def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
+    def restore(self, states: States) -> None:
         """Put back what :meth:`states` returned; what clients had cached beside it is dropped."""
         for client in self._clients.values():
             client.state.arrays.clear()
@@ -167,7 +165,7 @@ class InProcess:
             if key.startswith(f"{phase}/")
         )
 
-    def _jobs(self, tasks: Sequence[Task]) -> list[_Job]:
+    def _jobs(self, tasks: Sequence[Task[Any]]) -> list[_Job]:
         """Return what workers do: all tasks of the clients pinned to a workspace, else one task."""
         jobs: dict[_Pool | int, _Job] = {}
         for place, task in enumerate(tasks):
@@ -177,16 +175,12 @@ class InProcess:
         return list(jobs.values())
 
     def _work(
-        self,
-        job: _Job,
-        steps: Mapping[str, ClientStep],
-        spool: Spool | None,
-        end: threading.Event,
+        self, job: _Job, spool: Spool | None, end: threading.Event
     ) -> list[tuple[int, Update | Failure]]:
         workspace = job.free.get()  # a round that was interrupted may still be at work there
         try:
             return [
-                (place, self._answer(task, steps, workspace, spool))
+                (place, self._answer(task, workspace, spool))
                 for place, task in job.tasks
                 if not end.is_set()
             ]
@@ -194,22 +188,18 @@ class InProcess:
             job.free.put(workspace)
 
     def _answer(
-        self,
-        task: Task,
-        steps: Mapping[str, ClientStep],
-        workspace: LocalWorkspace,
-        spool: Spool | None,
+        self, task: Task[Any], workspace: LocalWorkspace, spool: Spool | None
     ) -> Update | Failure:
         try:
             # In this order: who has the turn must not wait for a client that waits for its turn.
             with self._own_draws(task), workspace.active():
-                update = steps[task.step](task, self._client(task), workspace)
+                update = task.step.run(task, self._client(task), workspace)
             return keep(update, spool)
         except Exception as error:
-            logger.info("%s failed in step %s", task.client_id, task.step, exc_info=True)
+            logger.info("%s failed in step %s", task.client_id, task.step.name, exc_info=True)
             return Failure(task.client_id, type(error).__name__, str(error) or repr(error))
 
-    def _client(self, task: Task) -> Client:
+    def _client(self, task: Task[Any]) -> Client:
         """Return the client with its data split by the task's requests, as in the round before."""
         whole = self._clients[task.client_id]
         tombstones = whole.state.tombstones
@@ -223,16 +213,16 @@ class InProcess:
         return client
 
     @contextmanager
-    def _own_draws(self, task: Task) -> Iterator[None]:
+    def _own_draws(self, task: Task[Any]) -> Iterator[None]:
         """Keep a client that draws from torch's global generator apart from the others."""
         if not self._global_draws:
             yield
             return
-        purpose = (str(task.config.get("round")), task.client_id)
-        with self._one_at_a_time, seeded_globally(int(task.config["seed"]), *purpose):
+        purpose = (str(task.context.round), task.client_id)
+        with self._one_at_a_time, seeded_globally(task.context.seed, *purpose):
             yield
 
-    def _draws_globally(self, tasks: Sequence[Task]) -> bool:
+    def _draws_globally(self, tasks: Sequence[Task[Any]]) -> bool:
         """Tell whether model or data draw from torch's global generator (dropout, transforms).
 
         Threads share that generator, so clients with such a model train one after the other,
@@ -267,7 +257,7 @@ class _Job(NamedTuple):
     """Tasks, with their places among all, that one worker does one after the other."""
 
     free: _Pool
-    tasks: list[tuple[int, Task]]
+    tasks: list[tuple[int, Task[Any]]]
 
 
 def _pool(workspaces: Iterable[LocalWorkspace]) -> _Pool:

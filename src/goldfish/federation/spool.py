@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Spool:
     """A temporary file of models; it is deleted when nobody needs any of them."""
 
     @classmethod
-    def for_answers(cls, tasks: Sequence[Task]) -> Self | None:
+    def for_answers(cls, tasks: Sequence[Task[Any]]) -> Self | None:
         """Return a spool for the updates of a round; None where they fit into memory.
 
         They are expected to be as large as what the tasks bring.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -24,26 +24,25 @@ from goldfish.flower.node import Node
 from goldfish.methods import METHODS, Method, fedavg, filing
 from goldfish.randomness import seeded_globally
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import Client, ClientStep, Task, Update
+from goldfish.types import Client, Constant, Step, Task, Update
 from goldfish.version import __version__
 
 logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's own log
 
 
-def steps_of(methods: Iterable[Method]) -> dict[str, ClientStep]:
-    """Return the client's steps of all methods by name; one name stands for one function."""
-    steps: dict[str, ClientStep] = {**fedavg.STEPS, **filing.STEPS}
-    for method in methods:
-        for name, step in method.steps.items():
-            if steps.setdefault(name, step) is not step:
-                raise ConfigError(f"Two methods call different steps {name!r}: rename one.")
+def steps_of(methods: Iterable[Method[Any]]) -> dict[str, Step[Any]]:
+    """Return the client's steps of all methods by name; one name stands for one step."""
+    steps: dict[str, Step[Any]] = {}
+    for step in (fedavg.TRAIN, filing.FILE, *(s for method in methods for s in method.steps)):
+        if steps.setdefault(step.name, step) != step:
+            raise ConfigError(f"Two methods call different steps {step.name!r}: rename one.")
     actions = {wire.action(name): name for name in steps}
     if len(actions) < len(steps) or not all(action.isidentifier() for action in actions):
         raise ConfigError(f"Flower cannot tell these steps apart: {sorted(steps)}.")
     return steps
 
 
-STEPS: Mapping[str, ClientStep] = steps_of(METHODS.values())
+STEPS: Mapping[str, Step[Any]] = steps_of(METHODS.values())
 
 app = ClientApp()
 
@@ -53,11 +52,13 @@ def identify(message: Message, context: Context) -> Message:
     """Say which client this node is."""
     try:
         node = Node.parse(context.node_config)
-        who = wire.Identity(node.client_id, store_id(node.state_dir), __version__)
-        content = wire.encode_identity(who)
+        store = store_id(node.state_dir)
+        content = wire.encode(
+            wire.Identity(client_id=node.client_id, store=store, version=__version__)
+        )
     except Exception as error:
         logger.exception("this node cannot say which client it is")
-        content = wire.encode_failure(error)
+        content = wire.encode(wire.Failed.by(error))
     return Message(content, reply_to=message)
 
 
@@ -67,7 +68,7 @@ def perform(message: Message, context: Context) -> Message:
         content = answer(message.content, Node.parse(context.node_config))
     except Exception as error:
         logger.exception("the task failed")
-        content = wire.encode_failure(error)
+        content = wire.encode(wire.Failed.by(error))
     return Message(content, reply_to=message)
 
 
@@ -77,21 +78,24 @@ for _name in STEPS:
 
 def answer(content: RecordDict, node: Node) -> RecordDict:
     """Carry an order out, or answer it from the store where it was carried out before."""
-    order = wire.decode_order(content)
-    if order.task.client_id != node.client_id:
-        raise ConfigError(
-            f"The task is for {order.task.client_id}, and this node is {node.client_id}."
-        )
+    received = wire.decode_order(content)
+    order = received.order
+    if order.client_id != node.client_id:
+        raise ConfigError(f"The task is for {order.client_id}, and this node is {node.client_id}.")
+    if order.step not in STEPS:
+        hint = "Server and client need the same version of Goldfish."
+        raise ConfigError(unknown("step", order.step, STEPS, hint))
     with ClientStore(node.state_dir) as store:
-        missing = store.keep(order)
+        missing = store.keep(received)
         if missing:
-            return wire.encode_missing(missing)
+            return wire.encode(wire.Missing(digests=missing))
         known = store.answered(order)
         if known is not None:
             logger.info("task %.8s was answered before; the same answer is sent again", order.id)
             return wire.encode_answer(known)
-        logger.info("task %.8s: %s, %s", order.id, order.task.step, _where(order.task))
-        task = replace(order.task, constants=store.constants(order))
+        where = f"round {order.context.round} of {order.context.phase}"
+        logger.info("task %.8s: %s, %s", order.id, order.step, where)
+        task = task_of(received, store.constants(order))
         setup, state = ClientSetup.from_json(store.setup(order)), store.state(order)
         torch.set_num_threads(order.threads)
         if setup.dataset is not None:  # an experiment, which trains with all of it again
@@ -99,29 +103,42 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         client = client_of(task, setup, state, node)
         if setup.dataset is None:
             store.bury(client.id, removal.to_remember(client))
-        if task.step not in filing.STEPS:
+        if task.step is not filing.FILE:
             node.check_samples(len(client.retained))
         update = carry_out(task, setup, client, node)
         return wire.encode_answer(store.commit(order, update, state))
 
 
-def client_of(task: Task, setup: ClientSetup, state: StoredState, node: Node) -> Client:
+def task_of(received: wire.Received, constants: Mapping[str, Constant]) -> Task[Any]:
+    """Return the task of an order, with the constants that the client keeps."""
+    order, step = received.order, STEPS[received.order.step]
+    return Task(
+        order.client_id,
+        step,
+        {name: received.models[of] for name, of in order.arrays.items()},
+        step.settings.parse(order.settings, order.step),
+        order.context,
+        order.training,
+        order.requests,
+        order.honoured,
+        constants,
+    )
+
+
+def client_of(task: Task[Any], setup: ClientSetup, state: StoredState, node: Node) -> Client:
     """Read the client's data and split it by what the task's requests name."""
     examples = on_device(examples_of(setup, node), node.device)
     client = Client(node.client_id, examples, state=state)
     return removal.split(client, task.requests, task.honoured)
 
 
-def carry_out(task: Task, setup: ClientSetup, client: Client, node: Node) -> Update:
+def carry_out(task: Task[Any], setup: ClientSetup, client: Client, node: Node) -> Update:
     """Run the step; the global generator is as in any other engine."""
-    if task.step not in STEPS:
-        hint = "Server and client need the same version of Goldfish."
-        raise ConfigError(unknown("step", task.step, STEPS, hint))
     node.check_model(setup.model.name)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
-    purpose = (str(task.config.get("round")), task.client_id)
-    with seeded_globally(int(task.config["seed"]), *purpose), workspace.active():
-        return STEPS[task.step](task, client, workspace)
+    purpose = (str(task.context.round), task.client_id)
+    with seeded_globally(task.context.seed, *purpose), workspace.active():
+        return task.step.run(task, client, workspace)
 
 
 def examples_of(setup: ClientSetup, node: Node) -> Subset:
@@ -139,7 +156,3 @@ def examples_of(setup: ClientSetup, node: Node) -> Subset:
             'data="npz" path="/srv/data.npz" in the node-config.'
         )
     return own_examples(setup, node.data, node.path)
-
-
-def _where(task: Task) -> str:
-    return f"round {task.config.get('round')} of {task.config.get('phase')}"

@@ -21,7 +21,6 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,11 +28,11 @@ from typing import Any, Self
 from torch import Tensor
 
 from goldfish.errors import StoreError
-from goldfish.flower.wire import Answer, Received
+from goldfish.flower.wire import Answer, Order, Received, pack
 from goldfish.params import digest, num_bytes
 from goldfish.store import write_whole
 from goldfish.store.files import sync_folder
-from goldfish.types import ClientState, Params, Update
+from goldfish.types import ClientState, Constant, Params, Update
 
 DATABASE = "client.sqlite"
 SCHEMA = 1
@@ -104,26 +103,6 @@ def _about(db: sqlite3.Connection, name: str, first: str) -> str:
     return str(db.execute("SELECT value FROM about WHERE name = ?", [name]).fetchone()[0])
 
 
-@dataclass(frozen=True)
-class _Moment:
-    """A client, and the round of a phase whose task it is given."""
-
-    run: str
-    client: str
-    phase: str
-    round: int
-
-    @classmethod
-    def of(cls, order: Received) -> _Moment:
-        config = order.task.config
-        return cls(
-            order.run,
-            order.task.client_id,
-            str(config.get("phase", "")),
-            int(config.get("round", 0)),
-        )
-
-
 class ClientStore:
     """A client's state directory; one task at a time uses it, others wait for their turn."""
 
@@ -145,61 +124,60 @@ class ClientStore:
     def __exit__(
         self,
         _kind: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _where: TracebackType | None,
     ) -> None:
         self._db.close()
         self._lock.close()
+        if isinstance(error, sqlite3.Error):  # such as a full disk
+            raise StoreError(f"The state-dir {self.path} cannot be used: {error}.") from error
 
-    def keep(self, order: Received) -> list[str]:
+    def keep(self, received: Received) -> list[str]:
         """Keep the constants that came with an order; return the digests of those still missing."""
-        now = self._now()
-        for name, params in order.sent.items():
-            self._write(name, params)
+        now, order = self._now(), received.order
+        constants = received.models.keys() & set(order.constants.values())
+        for name in constants:
+            self._write(name, received.models[name])
         with self._transaction():
-            for name in order.sent:
+            for name in constants:
                 self._use(name, None, now)
-            if order.sent_setup is not None:
-                self._use(order.setup, order.sent_setup, now)
+            if received.setup is not None:
+                self._use(order.setup, received.setup, now)
         there = {row[0] for row in self._db.execute("SELECT digest FROM kept")}
         lost = {name for name in order.constants.values() if not self._readable(name)}
-        return sorted(({order.setup, *order.constants.values()} - there) | lost)
+        return sorted((order.kept - there) | lost)
 
-    def constants(self, order: Received) -> dict[str, Params]:
+    def constants(self, order: Order) -> dict[str, Constant]:
         """Return the constants of an order, by name."""
-        return {name: self._read(constant) for name, constant in order.constants.items()}
+        return {name: Constant(self._read(d), d) for name, d in order.constants.items()}
 
-    def setup(self, order: Received) -> str:
+    def setup(self, order: Order) -> str:
         """Return the setup that an order names."""
         query = "SELECT text FROM kept WHERE digest = ?"
         return str(self._db.execute(query, [order.setup]).fetchone()[0])
 
-    def answered(self, order: Received) -> Answer | None:
+    def answered(self, order: Order) -> Answer | None:
         """Return the answer to an order that was carried out before.
 
         It holds only as long as what the step had read of the client's state is as it was then.
         """
-        moment = _Moment.of(order)
         row = self._db.execute(
             "SELECT digest, content, reads FROM answers "
             "WHERE run = ? AND client = ? AND phase = ? AND task = ?",
-            [moment.run, moment.client, moment.phase, order.id],
+            [order.run, order.client_id, order.context.phase, order.id],
         ).fetchone()
         if row is None or not self._readable(row[0]):
             return None
-        if json.loads(row[2]) != StoredArrays(self, self._visible(moment)).again(row[2]):
+        if json.loads(row[2]) != StoredArrays(self, self._visible(order)).again(row[2]):
             return None
-        content = json.loads(row[1])
-        update = Update(moment.client, self._read(row[0]), content["examples"], content["metrics"])
-        return Answer(order.id, update, content["kept"])
+        return Answer.read(row[1], lambda: self._read(row[0]))
 
-    def state(self, order: Received) -> StoredState:
+    def state(self, order: Order) -> StoredState:
         """Return what the client kept before this round, read from disk where it is looked at."""
-        moment = _Moment.of(order)
         return StoredState(
-            StoredArrays(self, self._visible(moment)),
-            StoredCache(self, self._cached(moment)),
-            set(self.tombstones(moment.client)),
+            StoredArrays(self, self._visible(order)),
+            StoredCache(self, self._cached(order)),
+            set(self.tombstones(order.client_id)),
         )
 
     def tombstones(self, client_id: str) -> list[str]:
@@ -224,9 +202,8 @@ class ClientStore:
                 [(client_id, sample) for sample in samples],
             )
 
-    def commit(self, order: Received, update: Update, state: StoredState) -> Answer:
+    def commit(self, order: Order, update: Update, state: StoredState) -> Answer:
         """Keep the answer to an order and the change of the state, both or neither."""
-        moment = _Moment.of(order)
         digests = {key: digest(p) for key, p in state.arrays.changed.items() if p is not None}
         for key, name in digests.items():
             self._write_new(name, state.arrays.changed[key] or {})
@@ -236,58 +213,54 @@ class ClientStore:
         result = digest(update.params)
         self._write_new(result, update.params)
         with self._transaction():
-            self._change_state(moment, state.arrays.changed, digests)
+            self._change_state(order, state.arrays.changed, digests)
             for key, name in cached.items():
                 fingerprint = state.cache.changed[key][0]
-                row = [moment.run, moment.client, key, fingerprint, name]
+                row = [order.run, order.client_id, key, fingerprint, name]
                 self._db.execute("REPLACE INTO cache VALUES (?, ?, ?, ?, ?)", row)
-            content = {
-                "examples": update.num_examples,
-                "metrics": dict(update.metrics),
-                "kept": self._bytes_kept(moment),
-            }
-            row = [moment.run, moment.client, moment.phase, order.id, result]
-            row += [json.dumps(content), state.arrays.reads()]
+            answer = Answer(order.id, update, self._bytes_kept(order))
+            row = [order.run, order.client_id, order.context.phase, order.id, result]
+            row += [answer.message.model_dump_json(), state.arrays.reads()]
             self._db.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            place = [moment.run, moment.client, moment.phase, moment.round]
+            place = [order.run, order.client_id, order.context.phase, order.context.round]
             self._db.execute(
                 "INSERT INTO done VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [time.time(), *place, order.task.step, order.id],
+                [time.time(), *place, order.step, order.id],
             )
-            self._prune(moment, order)
+            self._prune(order)
         self._sweep()
-        return Answer(order.id, update, int(str(content["kept"])))
+        return answer
 
     def _change_state(
-        self, moment: _Moment, changed: Mapping[str, Params | None], digests: Mapping[str, str]
+        self, order: Order, changed: Mapping[str, Params | None], digests: Mapping[str, str]
     ) -> None:
         """Replace what earlier attempts at this round, or at later ones, had written."""
         self._db.execute(
             "DELETE FROM state WHERE run = ? AND client = ? AND phase = ? AND round >= ?",
-            [moment.run, moment.client, moment.phase, moment.round],
+            [order.run, order.client_id, order.context.phase, order.context.round],
         )
         # Nothing goes back further than to before this round.
         self._db.execute(
             "DELETE FROM state WHERE run = ? AND client = ? AND number NOT IN "
             "(SELECT MAX(number) FROM state WHERE run = ? AND client = ? GROUP BY key)",
-            [moment.run, moment.client] * 2,
+            [order.run, order.client_id] * 2,
         )
         for key, params in changed.items():
             size = 0 if params is None else num_bytes(params)
-            row = [moment.run, moment.client, key, moment.phase, moment.round]
+            row = [order.run, order.client_id, key, order.context.phase, order.context.round]
             self._db.execute(
                 "INSERT INTO state (run, client, key, phase, round, digest, bytes) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [*row, digests.get(key), size],
             )
 
-    def _visible(self, moment: _Moment) -> dict[str, str]:
-        """Return the digest of every state entry as it was before the moment's round."""
+    def _visible(self, order: Order) -> dict[str, str]:
+        """Return the digest of every state entry as it was before the order's round."""
         found: dict[str, str] = {}
         rows = self._db.execute(
             "SELECT key, digest FROM state WHERE run = ? AND client = ? "
             "AND NOT (phase = ? AND round >= ?) ORDER BY number",
-            [moment.run, moment.client, moment.phase, moment.round],
+            [order.run, order.client_id, order.context.phase, order.context.round],
         )
         for key, name in rows:
             if name is None:
@@ -296,30 +269,30 @@ class ClientStore:
                 found[key] = name
         return found
 
-    def _cached(self, moment: _Moment) -> dict[str, tuple[str, str]]:
+    def _cached(self, order: Order) -> dict[str, tuple[str, str]]:
         query = "SELECT key, fingerprint, digest FROM cache WHERE run = ? AND client = ?"
-        rows = self._db.execute(query, [moment.run, moment.client])
+        rows = self._db.execute(query, [order.run, order.client_id])
         return {key: (print_, name) for key, print_, name in rows if self._readable(name)}
 
-    def _bytes_kept(self, moment: _Moment) -> int:
-        """Return the bytes of all entries whose key begins with the moment's phase."""
+    def _bytes_kept(self, order: Order) -> int:
+        """Return the bytes of all entries whose key begins with the order's phase."""
         sizes: dict[str, int] = {}
         query = "SELECT key, bytes FROM state WHERE run = ? AND client = ? ORDER BY number"
-        for key, size in self._db.execute(query, [moment.run, moment.client]):
+        for key, size in self._db.execute(query, [order.run, order.client_id]):
             sizes[key] = size
-        return sum(size for key, size in sizes.items() if key.startswith(f"{moment.phase}/"))
+        return sum(size for key, size in sizes.items() if key.startswith(f"{order.context.phase}/"))
 
-    def _prune(self, moment: _Moment, order: Received) -> None:
+    def _prune(self, order: Order) -> None:
         """Forget what nobody will ask for: disks do not fill."""
         now = self._now()
-        self._db.execute("REPLACE INTO runs VALUES (?, ?)", [moment.run, now])
+        self._db.execute("REPLACE INTO runs VALUES (?, ?)", [order.run, now])
         for table in ("answers", "cache"):
             self._db.execute(
                 f"DELETE FROM {table} WHERE run NOT IN "  # noqa: S608
                 "(SELECT run FROM runs ORDER BY used DESC LIMIT ?)",
                 [RUNS_KEPT],
             )
-        for name in (order.setup, *order.constants.values()):
+        for name in order.kept:
             self._db.execute("UPDATE kept SET used = ? WHERE digest = ?", [now, name])
         self._db.execute(
             "DELETE FROM kept WHERE digest NOT IN "
@@ -349,11 +322,7 @@ class ClientStore:
         return self._files / f"{name}.safetensors"
 
     def _write(self, name: str, params: Params) -> None:
-        from safetensors.torch import save
-
-        # Copies: two names may stand for the same memory, which safetensors refuses.
-        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in params.items()}
-        write_whole(self._file(name), save(tensors))
+        write_whole(self._file(name), pack(params))
 
     def _write_new(self, name: str, params: Params) -> None:
         """Write a file unless there is one already that is not damaged."""
@@ -390,7 +359,8 @@ class ClientStore:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite goes back by itself when the disk is full
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -18,16 +19,7 @@ from goldfish.errors import ConfigError, WireError
 from goldfish.federation.settings import FlowerSettings
 from goldfish.federation.spool import Spool, keep
 from goldfish.flower import wire
-from goldfish.training.workspace import MEMBERS, ensemble_size
-from goldfish.types import (
-    ClientStep,
-    Failure,
-    ModelFactory,
-    Params,
-    RoundReplies,
-    Task,
-    Update,
-)
+from goldfish.types import Failure, ModelFactory, RoundReplies, States, Task, Update
 from goldfish.version import __version__
 
 logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's own log
@@ -42,6 +34,7 @@ NODES_EVERY = 1.0
 class _Job:
     """An order on its way to an answer."""
 
+    task: Task[Any]
     order: wire.Order
     began: float
     spool: Spool | None = None
@@ -59,7 +52,7 @@ class _Job:
 
     @property
     def client_id(self) -> str:
-        return self.order.task.client_id
+        return self.task.client_id
 
     @property
     def after(self) -> str:
@@ -110,7 +103,7 @@ class FlowerFederation:
 
     @property
     def client_ids(self) -> Sequence[str]:
-        """All members, in the order in which they were given."""
+        """The ids of all clients, in the order in which they were given."""
         return list(self._setups)
 
     @property
@@ -132,11 +125,11 @@ class FlowerFederation:
             self._collect({})
             time.sleep(self._settings.poll)
 
-    def run(self, tasks: Sequence[Task], _steps: Mapping[str, ClientStep]) -> RoundReplies:
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
         """Send all tasks; a client that is missing, late or fails becomes a :class:`Failure`."""
         before, began = self.bytes_on_wire, time.monotonic()
         spool = Spool.for_answers(tasks)
-        jobs = [_Job(self._order(task), began, spool) for task in tasks]
+        jobs = [_Job(task, self._order(task), began, spool) for task in tasks]
         self._looked = 0.0
         known = self._nodes.items()  # a node that was no client may have been mended since
         self._nodes = {node: who for node, who in known if isinstance(who, wire.Identity)}
@@ -160,19 +153,19 @@ class FlowerFederation:
             [o for o in outcomes if isinstance(o, Failure)],
         )
 
-    def states(self) -> Mapping[str, Mapping[str, Params]]:
+    def states(self) -> States:
         """Return nothing: what clients keep is on their own disks."""
         return {}
 
-    def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
+    def restore(self, states: States) -> None:
         """Do nothing: a client finds on its own disk what it had before a task's round."""
 
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep of a phase, by their last answers."""
         return sum(size for (_, name), size in self._kept.items() if name == phase)
 
-    def _order(self, task: Task) -> wire.Order:
-        return wire.Order(self._run_id, task, self._setups[task.client_id], self.threads)
+    def _order(self, task: Task[Any]) -> wire.Order:
+        return wire.Order.of(task, self._run_id, self._setups[task.client_id], self.threads)
 
     def _look_for_nodes(self) -> None:
         """Find out which nodes are there, and ask new ones and rivals who they are."""
@@ -209,11 +202,11 @@ class FlowerFederation:
                 continue
             self._missed.pop(job.client_id, None)
             holds = self._holds[job.client_id]
-            needed = {job.order.setup_digest, *job.order.constants.values()}
-            content = wire.encode_order(job.order, (needed - holds) | job.wanted)
+            send, setup = (job.order.kept - holds) | job.wanted, self._setups[job.client_id]
+            content = wire.encode_order(job.order, job.task, setup, send)
             job.deadline = job.deadline or now + self._settings.timeout
             left = max(job.deadline - now, self._settings.poll)
-            kind = f"train.{wire.action(job.order.task.step)}"
+            kind = f"train.{wire.action(job.order.step)}"
             job.message = self._push(content, node, kind, left)
             job.node = node
 
@@ -256,18 +249,18 @@ class FlowerFederation:
         """Note which client a node is."""
         if reply.has_error():
             if reply.error.code not in LOST:
-                self._nodes[node] = wire.Failed("ClientAppError", _words(reply.error))
+                self._nodes[node] = wire.Failed(error="ClientAppError", cause=_words(reply.error))
             return
         try:
-            who = wire.decode_identity(reply.content)
+            who = wire.decode(reply.content, wire.Identity)
         except WireError as error:
-            who = wire.Failed("WireError", str(error))
+            who = wire.Failed.by(error)
         if isinstance(who, wire.Identity) and who.version != __version__:
-            who = wire.Failed(
-                "ConfigError",
+            cause = (
                 f"{who.client_id} has Goldfish {who.version}, the server {__version__}: install "
-                "the same version on both.",
+                "the same version on both."
             )
+            who = wire.Failed(error="ConfigError", cause=cause)
         if isinstance(who, wire.Failed):
             logger.warning("node %d is no client: %s: %s", node, who.error, who.cause)
         elif node in self._nodes:
@@ -283,7 +276,7 @@ class FlowerFederation:
             self._settle_error(job, reply.error)
             return
         try:
-            answer = wire.decode_reply(reply.content)
+            answer = wire.decode_reply(reply.content, job.task.arrays.get("model", {}))
         except WireError as error:
             job.fail("WireError", str(error))
             return
@@ -293,13 +286,10 @@ class FlowerFederation:
             self._send_again(job, set(answer.digests))
         elif (answer.id, answer.update.client_id) != (job.order.id, job.client_id):
             job.fail("WireError", "the answer is to another task")
-        elif wrong := _misfit(answer.update.params, job.order.task.arrays.get("model", {})):
-            job.fail("WireError", wrong)
         else:
             job.outcome = keep(answer.update, job.spool)
-            phase = str(job.order.task.config.get("phase", ""))
-            self._kept[job.client_id, phase] = answer.kept
-            self._holds[job.client_id] |= {job.order.setup_digest, *job.order.constants.values()}
+            self._kept[job.client_id, job.task.context.phase] = answer.kept
+            self._holds[job.client_id] |= job.order.kept
 
     def _settle_error(self, job: _Job, error: Error) -> None:
         name = LOST.get(error.code)
@@ -316,8 +306,7 @@ class FlowerFederation:
 
     def _send_again(self, job: _Job, missing: set[str]) -> None:
         """Let the next message carry what the client does not have any more."""
-        known = {job.order.setup_digest, *job.order.constants.values()}
-        if not missing or not missing <= known or missing & job.wanted:
+        if not missing or not missing <= job.order.kept or missing & job.wanted:
             job.fail("WireError", "the client asks for what it was sent, or for what nobody named")
             return
         logger.info("%s lacks %d constants; they are sent again", job.client_id, len(missing))
@@ -381,27 +370,7 @@ class FlowerFederation:
         return pushed[0]
 
 
-def _misfit(params: Params, sent: Params) -> str:
-    """Say what an update has that the model it was sent does not; nothing when it fits.
-
-    Of an ensemble a client may return fewer members: one whose shard is empty is not there.
-    """
-    count = ensemble_size(sent) and ensemble_size(params)
-    members = tuple(f"{MEMBERS}{place}." for place in range(count))
-    like = {n: t for n, t in sent.items() if not members or n.startswith(members)}
-    for name in {**like, **params}:
-        mine, own = like.get(name), params.get(name)
-        if mine is None or own is None:
-            return f"the update has {'no' if own is None else 'an unknown'} tensor {name[:200]!r}"
-        if (own.dtype, own.shape) != (mine.dtype, mine.shape):
-            return (
-                f"the update's {name!r} is {own.dtype} of shape {list(own.shape)}; "
-                f"{mine.dtype} of shape {list(mine.shape)} was expected"
-            )
-    return ""
-
-
 def _words(error: Error) -> str:
     """Return the last line of an error's reason: the exception, without its traceback."""
     lines = (error.reason or "").strip().splitlines()
-    return lines[-1].strip() if lines else f"Flower's error {error.code}"
+    return lines[-1].strip()[: wire.MOST_WORDS] if lines else f"Flower's error {error.code}"

@@ -1,133 +1,176 @@
-"""Tasks and updates as Flower records, for both sides of the wire.
+"""Orders and answers as Flower records, for both sides of the wire.
 
-A model travels as one flat array of bytes, the exact bits of every tensor one after the other, with
-a manifest of names, types and shapes: hundreds of small arrays would be many times slower. What
-stays the same over many tasks (the teacher, the client's setup) is named by its digest and travels
-only to a client that does not have it. Nothing that arrives is trusted or unpickled.
+A message is one strict pydantic model, written as JSON; the models that go with it are safetensors.
+What stays the same over many tasks (the teacher, the client's setup) is named by its digest and
+travels only to a client that does not have it. Nothing that arrives is trusted or unpickled: sizes,
+types and shapes are checked before a tensor is made.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import json
 import math
-import reprlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from reprlib import repr as shown  # short, whatever arrived
+from typing import Annotated, Any, Self, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from torch import Tensor
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from goldfish.errors import WireError
-from goldfish.params import digest
-from goldfish.types import DeletionRequest, Params, Task, Update
+from goldfish.params import Shapes, digest, shapes_of
+from goldfish.settings import Checked, Count, TrainingSettings
+from goldfish.training.workspace import MEMBERS, ensemble_size
+from goldfish.types import Context, DeletionRequest, Params, Task, Update
 
-FLAT = "goldfish.flat"
-"""How the bytes of an array are written: see :func:`pack`."""
 IDENTIFY = "query.identify"
 """The message that asks a node which client it is."""
-TASK, UPDATE, MISSING, FAILURE, IDENTITY = "task", "update", "missing", "failure", "identity"
+FORMAT = "safetensors"
+"""How the bytes of a model are written."""
+DTYPES: Mapping[str, torch.dtype] = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The types of numbers that can travel, by safetensors' names."""
 
 MOST = 2**48
 """Values of a tensor, and steps or samples of a task, are fewer than this."""
-MOST_SIDES = 32
+MOST_SAID = 2**20
+"""Letters of a client's message, beside its model."""
+MOST_WORDS = 4000
+"""Letters of an error that a client reports; what is longer is cut."""
 COUNTS = ("steps", "samples", "teacher_samples", "fisher_samples")
 """The metrics of an update that every round adds up; the last two may be missing."""
 
-DTYPES: Mapping[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
-    )
-}
+Name: TypeAlias = Annotated[str, Field(max_length=1000)]
+Digest: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Whole: TypeAlias = Annotated[int, Field(ge=0, lt=MOST)]
 
 
-@dataclass(frozen=True)
-class Order:
-    """A task with what a client across a wire must know beside it."""
+class Message(Checked):
+    """What one side says to the other: of the right types, and nothing beside it."""
 
-    run: str
+    model_config = ConfigDict(strict=True, ser_json_inf_nan="constants")
+
+
+M = TypeVar("M", bound=Message)
+
+
+class Identity(Message):
+    """Which client a node is, and which store it keeps its state in."""
+
+    client_id: Name
+    store: Name
+    version: Name
+
+
+class Missing(Message):
+    """The client's answer when it lacks constants or the setup: send these again."""
+
+    digests: Annotated[Sequence[Digest], Field(max_length=1000)]
+
+
+class Failed(Message):
+    """The client's answer when the step raised: the name of the error's class, and its text."""
+
+    error: Name
+    cause: Annotated[str, Field(max_length=MOST_WORDS)]
+
+    @classmethod
+    def by(cls, error: BaseException) -> Self:
+        """Return the answer for an error."""
+        cause = str(error) or repr(error)
+        return cls(error=type(error).__name__[:1000], cause=cause[:MOST_WORDS])
+
+
+class Order(Message):
+    """All that a task asks, with what a client across a wire must know beside it.
+
+    Arrays, constants and the setup are there by their digests.
+    """
+
+    run: Name
     """The run that the client's state belongs to."""
-    task: Task
-    setup: str
-    """How the client builds its data and model, as text."""
-    threads: int = 1
+    threads: Count
     """Torch's threads, on which the last bits depend."""
+    client_id: Name
+    step: Name
+    settings: Mapping[str, Any]
+    context: Context
+    training: TrainingSettings
+    requests: tuple[DeletionRequest, ...]
+    honoured: tuple[DeletionRequest, ...]
+    arrays: Mapping[Name, Digest]
+    constants: Mapping[Name, Digest]
+    setup: Digest
+    """How the client builds its data and model."""
 
-    @cached_property
-    def constants(self) -> Mapping[str, str]:
-        """The digest of each of the task's constants."""
-        return {name: digest(params) for name, params in self.task.constants.items()}
-
-    @cached_property
-    def setup_digest(self) -> str:
-        """The digest of the setup."""
-        return hashlib.sha256(self.setup.encode()).hexdigest()
+    @classmethod
+    def of(cls, task: Task[Any], run: str, setup: str, threads: int = 1) -> Self:
+        """Return the order of a task."""
+        return cls(
+            run=run,
+            threads=threads,
+            client_id=task.client_id,
+            step=task.step.name,
+            settings=task.settings.model_dump(mode="json"),
+            context=task.context,
+            training=task.training,
+            requests=tuple(task.requests),
+            honoured=tuple(task.honoured),
+            arrays={name: digest(params) for name, params in task.arrays.items()},
+            constants={name: constant.digest for name, constant in task.constants.items()},
+            setup=text_digest(setup),
+        )
 
     @cached_property
     def id(self) -> str:
         """A digest of all that the order asks: a repeated order has the same."""
-        asked = [
-            self.run,
-            self.threads,
-            self.task.client_id,
-            self.task.step,
-            dict(self.task.config),
-            [asdict(request) for request in self.task.requests],
-            [asdict(request) for request in self.task.honoured],
-            {name: digest(params) for name, params in self.task.arrays.items()},
-            dict(self.constants),
-            self.setup_digest,
-        ]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        return text_digest(self.model_dump_json())
+
+    @property
+    def kept(self) -> set[str]:
+        """The digests of what the client keeps: the constants and the setup."""
+        return {self.setup, *self.constants.values()}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Received:
-    """An order as it arrives: its task lacks the constants, which the client keeps."""
+    """An order as it arrives, with what came along: models by digest, and perhaps the setup."""
 
-    id: str
-    run: str
-    task: Task
-    threads: int
-    constants: Mapping[str, str]
-    setup: str
-    """The digest of the setup."""
-    sent: Mapping[str, Params]
-    """Constants that came along, by digest."""
-    sent_setup: str | None
-    """The setup, when it came along."""
+    order: Order
+    models: Mapping[str, Params]
+    setup: str | None
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Which client a node is, and which store it keeps its state in."""
-
-    client_id: str
-    store: str
-    version: str
-
-
-@dataclass(frozen=True)
-class Missing:
-    """The client's answer when it lacks constants or the setup: send these again."""
-
-    digests: Sequence[str]
+_UPDATE: Mapping[str, Any] = {
+    field.name: (
+        get_type_hints(Update, include_extras=True)[field.name],
+        ... if field.default is dataclasses.MISSING else field.default,
+    )
+    for field in dataclasses.fields(Update)
+    if field.name != "params"
+}
+"""The fields of an update but for its parameters: they travel by their types in ``Update``."""
+_Answer: Any = create_model(
+    "Answer", __base__=Message, id=(Digest, ...), kept=(Whole, ...), **_UPDATE
+)
 
 
-@dataclass(frozen=True)
-class Failed:
-    """The client's answer when the step raised."""
-
-    error: str
-    cause: str
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Answer:
     """The client's answer to an order."""
 
@@ -136,159 +179,174 @@ class Answer:
     kept: int
     """Bytes that the client keeps under the name of the task's phase."""
 
+    @property
+    def message(self) -> Message:
+        """All but the parameters."""
+        said = {name: getattr(self.update, name) for name in _UPDATE}
+        message: Message = _Answer.model_validate({"id": self.id, "kept": self.kept, **said})
+        return message
 
-def pack(params: Params) -> tuple[Array, str]:
-    """Return parameters as one array of bytes, and the manifest to read it by."""
-    tensors = {name: t.detach().cpu().contiguous() for name, t in params.items()}
-    for name, t in tensors.items():
-        if _dtype_name(t) not in DTYPES:
-            raise WireError(f"{name!r} is of type {t.dtype}, which cannot travel.")
-    manifest = [[name, _dtype_name(t), list(t.shape)] for name, t in tensors.items()]
-    data = b"".join(t.reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors.values())
-    return Array("uint8", (len(data),), FLAT, data), json.dumps(manifest)
-
-
-def unpack(array: Array, manifest: str) -> Params:
-    """Return the parameters that :func:`pack` packed; refuse bytes that do not fit the manifest."""
-    entries = _manifest(manifest)
-    if array.stype != FLAT:
-        raise WireError(f"An array is written as {array.stype!r}; {FLAT!r} was expected.")
-    sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, dtype, shape in entries]
-    if len(array.data) != sum(sizes):
-        raise WireError(
-            f"An array has {len(array.data)} bytes, but its manifest describes {sum(sizes)}."
-        )
-    params: dict[str, Tensor] = {}
-    flat = torch.frombuffer(bytearray(array.data or b"\0"), dtype=torch.uint8)
-    place = 0
-    for (name, dtype, shape), size in zip(entries, sizes, strict=True):
-        # A copy has memory of its own, which begins where its type needs it to.
-        params[name] = flat[place : place + size].clone().view(DTYPES[dtype]).reshape(shape)
-        place += size
-    return params
+    @classmethod
+    def read(cls, text: str, params: Callable[[], Params]) -> Answer:
+        """Return an answer from its message; the parameters are read when all else is right."""
+        said = dict(_read(_Answer, text))
+        own = {name: said.pop(name) for name in _UPDATE}
+        _refuse_metrics(own["metrics"])
+        return cls(update=Update(params=params(), **own), **said)
 
 
-def encode_order(order: Order, send: Collection[str]) -> RecordDict:
-    """Return the message of an order, with those constants (and setup) that ``send`` names."""
-    models = {f"array:{name}": params for name, params in order.task.arrays.items()}
-    for name, constant in order.constants.items():
-        if constant in send:
-            models[f"constant:{constant}"] = order.task.constants[name]
-    content, manifests = _pack_all(models)
-    content[TASK] = ConfigRecord(
-        {
-            "id": order.id,
-            "run": order.run,
-            "client": order.task.client_id,
-            "step": order.task.step,
-            "threads": order.threads,
-            "config": json.dumps(dict(order.task.config)),
-            "requests": json.dumps([asdict(request) for request in order.task.requests]),
-            "honoured": json.dumps([asdict(request) for request in order.task.honoured]),
-            "constants": json.dumps(dict(order.constants)),
-            "setup": order.setup_digest,
-            "manifests": json.dumps(manifests),
-        }
+def encode(message: Message, models: Mapping[str, Params] | None = None) -> RecordDict:
+    """Return a message with the models that go with it."""
+    content = RecordDict(
+        {type(message).__name__: ConfigRecord({"json": message.model_dump_json()})}
     )
-    if order.setup_digest in send:
-        content["setup"] = ConfigRecord({"text": order.setup})
+    for name, params in (models or {}).items():
+        data = pack(params)
+        content[name] = ArrayRecord({FORMAT: Array("uint8", (len(data),), FORMAT, data)})
     return content
 
 
-def decode_order(content: RecordDict) -> Received:
-    """Read an order, and check what arrived."""
-    about = _record(content, TASK)
-    models = _unpack_all(content, _text(about, "manifests"))
-    sent = _named("constant:", models)
-    for expected, params in sent.items():
-        if digest(params) != expected:
-            raise WireError("A constant arrived damaged: its digest is not the one it was sent by.")
-    setup = content.config_records.get("setup")
-    text = None if setup is None else _text(setup, "text")
-    if text is not None and hashlib.sha256(text.encode()).hexdigest() != _text(about, "setup"):
-        raise WireError("The setup arrived damaged: its digest is not the one it was sent by.")
-    task = Task(
-        client_id=_text(about, "client"),
-        step=_text(about, "step"),
-        arrays=_named("array:", models),
-        config=_mapping(_json(about, "config"), "config"),
-        requests=_requests(about, "requests"),
-        honoured=_requests(about, "honoured"),
-    )
-    return Received(
-        _text(about, "id"),
-        _text(about, "run"),
-        task,
-        _whole(about, "threads"),
-        _mapping(_json(about, "constants"), "constants"),
-        _text(about, "setup"),
-        sent,
-        text,
-    )
+def encode_order(order: Order, task: Task[Any], setup: str, send: Collection[str]) -> RecordDict:
+    """Return the message of an order, with those constants (and setup) that ``send`` names."""
+    constants = {c.digest: c.params for c in task.constants.values() if c.digest in send}
+    arrays = {order.arrays[name]: params for name, params in task.arrays.items()}
+    content = encode(order, constants | arrays)
+    if order.setup in send:
+        content["setup"] = ConfigRecord({"text": setup})
+    return content
 
 
 def encode_answer(answer: Answer) -> RecordDict:
     """Return the reply that carries a client's update."""
-    content, manifests = _pack_all({"params": answer.update.params})
-    content[UPDATE] = ConfigRecord(
-        {
-            "id": answer.id,
-            "client": answer.update.client_id,
-            "examples": answer.update.num_examples,
-            "metrics": json.dumps(dict(answer.update.metrics)),
-            "kept": answer.kept,
-            "manifests": json.dumps(manifests),
-        }
-    )
-    return content
+    return encode(answer.message, {"params": answer.update.params})
 
 
-def encode_missing(digests: Sequence[str]) -> RecordDict:
-    """Return the reply of a client that lacks what the order names by digest."""
-    return RecordDict({MISSING: ConfigRecord({"digests": json.dumps(list(digests))})})
+def decode(content: RecordDict, kind: type[M]) -> M | Failed:
+    """Read the message of a client: one of this kind, or that it failed."""
+    if Failed.__name__ in content.config_records:
+        return _read(Failed, _text(content, Failed.__name__))
+    return _read(kind, _text(content, kind.__name__))
 
 
-def encode_failure(error: BaseException) -> RecordDict:
-    """Return the reply of a client whose step raised: the name of the class, and the text."""
-    cause = str(error) or repr(error)
-    return RecordDict({FAILURE: ConfigRecord({"error": type(error).__name__, "cause": cause})})
+def decode_order(content: RecordDict) -> Received:
+    """Read an order, and check that what came along is what it names."""
+    order = _read(Order, _text(content, Order.__name__))
+    arrays, came = set(order.arrays.values()), content.array_records.keys()
+    if not arrays <= came <= arrays | order.kept:
+        raise WireError(f"An order came with other models than it names: {shown(sorted(came))}.")
+    models = {name: unpack(_model(content, name)) for name in came}
+    setup = content.config_records.get("setup", ConfigRecord()).get("text")
+    whole = setup is None or text_digest(str(setup)) == order.setup
+    if not whole or any(digest(params) != name for name, params in models.items()):
+        raise WireError("An order arrived damaged: the digest of what came along is another one.")
+    return Received(order, models, None if setup is None else str(setup))
 
 
-def decode_reply(content: RecordDict) -> Answer | Missing | Failed:
-    """Read whatever a client answers to an order."""
-    records = content.config_records
-    if FAILURE in records:
-        return _failed(content)
-    if MISSING in records:
-        digests = _list(_json(records[MISSING], "digests"), "digests")
-        if not all(isinstance(entry, str) for entry in digests):
-            raise WireError("A message's 'digests' are no texts.")
-        return Missing(digests)
-    about = _record(content, UPDATE)
-    models = _unpack_all(content, _text(about, "manifests"))
-    if list(models) != ["params"]:
-        raise WireError(f"An update holds {sorted(models)}; one model was expected.")
-    metrics = _metrics(_json(about, "metrics"))
-    update = Update(_text(about, "client"), models["params"], _whole(about, "examples"), metrics)
-    return Answer(_text(about, "id"), update, _whole(about, "kept"))
+def decode_reply(content: RecordDict, sent: Params) -> Answer | Missing | Failed:
+    """Read whatever a client answers to an order that brought it the model ``sent``."""
+    if Answer.__name__ not in content.config_records:
+        return decode(content, Missing)
+    text = _text(content, Answer.__name__)
+    return Answer.read(text, lambda: unpack(_model(content, "params"), shapes_of(sent)))
 
 
-def _failed(content: RecordDict) -> Failed:
-    about = _record(content, FAILURE)
-    return Failed(_text(about, "error"), _text(about, "cause"))
+def pack(params: Params) -> bytes:
+    """Return parameters as safetensors."""
+    for name, t in params.items():
+        if t.dtype not in DTYPES.values():
+            raise WireError(f"{name!r} is of type {t.dtype}, which cannot travel.")
+    # Copies: two names may stand for the same memory, which safetensors refuses.
+    return save({name: t.detach().cpu().contiguous().clone() for name, t in params.items()})
 
 
-def encode_identity(identity: Identity) -> RecordDict:
-    """Return the reply of a node that says which client it is."""
-    return RecordDict({IDENTITY: ConfigRecord(dict(asdict(identity)))})
+def unpack(data: bytes, like: Shapes | None = None) -> Params:
+    """Return the parameters that :func:`pack` packed.
+
+    With ``like`` they must be like those, and come in their order. Of an ensemble there may be
+    fewer members: one whose shard is empty is not there.
+    """
+    shapes = _shapes(data)
+    if like is not None:
+        count = ensemble_size(like) and ensemble_size(shapes)
+        members = tuple(f"{MEMBERS}{place}." for place in range(count))
+        like = {n: s for n, s in like.items() if not members or n.startswith(members)}
+        for name in {**like, **shapes}:
+            own, wanted = shapes.get(name), like.get(name)
+            if own != wanted:
+                raise WireError(
+                    f"the update's {name[:200]!r} is {_words(own)}; {_words(wanted)} was expected"
+                )
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise WireError(f"A model cannot be read: {shown(str(error))}.") from None
+    return {name: tensors[name] for name in (shapes if like is None else like)}
 
 
-def decode_identity(content: RecordDict) -> Identity | Failed:
-    """Read what a node says of itself."""
-    if FAILURE in content.config_records:
-        return _failed(content)
-    about = _record(content, IDENTITY)
-    return Identity(_text(about, "client_id"), _text(about, "store"), _text(about, "version"))
+class _Tensor(Message):
+    """What the header of safetensors says of a tensor."""
+
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
+    shape: Annotated[list[Whole], Field(max_length=32)]
+    data_offsets: tuple[Whole, Whole]
+
+
+_HEADER = TypeAdapter(dict[str, _Tensor])
+
+
+def _shapes(data: bytes) -> Shapes:
+    """Return the shape and type of each tensor, from the header alone."""
+    size = int.from_bytes(data[:8], "little")
+    try:
+        header = _HEADER.validate_json(data[8 : 8 + size])
+    except ValidationError as error:
+        raise WireError(f"A model's header makes no sense: {_first(error)}") from None
+    if any(math.prod(side or 1 for side in t.shape) >= MOST for t in header.values()):
+        raise WireError("A model's header makes no sense: a tensor has too many values.")
+    return {name: (torch.Size(t.shape), DTYPES[t.dtype]) for name, t in header.items()}
+
+
+def _refuse_metrics(metrics: Mapping[str, float]) -> None:
+    """Raise where a metric is missing, or one that every round adds up is no sensible count."""
+    for name in sorted({"loss", "steps", "samples", *metrics}):
+        number = metrics.get(name)
+        if number is None or (name in COUNTS and not 0 <= number < MOST):
+            raise WireError(f"The metric {shown(name)} is {shown(number)}; a number was expected.")
+
+
+def _words(tensor: tuple[torch.Size, torch.dtype] | None) -> str:
+    return "nothing" if tensor is None else f"{tensor[1]} of shape {list(tensor[0])}"
+
+
+def _model(content: RecordDict, name: str) -> bytes:
+    """Return the bytes of a model; refuse what is written in another way."""
+    record = content.array_records.get(name, ArrayRecord())
+    if list(record) != [FORMAT] or record[FORMAT].stype != FORMAT:
+        raise WireError(f"{shown(name)} does not hold one model, written as {FORMAT}.")
+    return record[FORMAT].data
+
+
+def _text(content: RecordDict, kind: str) -> str:
+    text = content.config_records.get(kind, ConfigRecord()).get("json")
+    if not isinstance(text, str):
+        raise WireError(f"A message has no part {kind!r}; it holds {shown(sorted(content))}.")
+    if kind != Order.__name__ and len(text) > MOST_SAID:
+        raise WireError(f"A client's message has {len(text)} letters; {MOST_SAID} are the most.")
+    return text
+
+
+def _read(kind: type[M], text: str) -> M:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise WireError(f"A message makes no sense: {kind.__name__}.{_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    """Say what is wrong first, in few words whatever arrived."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))[:100]
+    return f"{where} is {shown(first['input'])}: {first['msg'][:200]}."
 
 
 def action(step: str) -> str:
@@ -296,139 +354,13 @@ def action(step: str) -> str:
     return step.replace("-", "_")
 
 
+def text_digest(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def num_bytes_on_wire(content: RecordDict) -> int:
     """Return how many bytes a message's arrays and texts hold; Flower adds a few hundred."""
     arrays = [array for record in content.array_records.values() for array in record.values()]
     texts = [(n, v) for record in content.config_records.values() for n, v in record.items()]
     return sum(len(a.data) for a in arrays) + sum(len(n) + len(str(v)) for n, v in texts)
-
-
-def _pack_all(models: Mapping[str, Params]) -> tuple[RecordDict, dict[str, str]]:
-    content = RecordDict()
-    manifests = {}
-    for name, params in models.items():
-        array, manifests[name] = pack(params)
-        content[name] = ArrayRecord({"flat": array})
-    return content, manifests
-
-
-def _unpack_all(content: RecordDict, manifests: str) -> dict[str, Params]:
-    described = _mapping(_loads(manifests, "manifests"), "manifests")
-    arrays = content.array_records
-    if described.keys() != arrays.keys():
-        raise WireError(f"Arrays {sorted(arrays)} came with manifests of {sorted(described)}.")
-    models = {}
-    for name, record in arrays.items():
-        if list(record) != ["flat"]:
-            raise WireError(f"{name} holds the arrays {sorted(record)}; one flat one was expected.")
-        models[name] = unpack(record["flat"], _is_text(described[name], name))
-    return models
-
-
-def _metrics(value: Any) -> dict[str, float]:
-    """Return an update's metrics: all numbers, and those that every round adds up finite."""
-    metrics = _mapping(value, "metrics")
-    for name in sorted({"loss", "steps", "samples", *metrics}):
-        number: Any = metrics.get(name)
-        good = type(number) in (int, float)
-        if good and name in COUNTS:
-            good = 0 <= number < MOST
-        if not good:
-            raise WireError(
-                f"The metric {_shown(name)} is {_shown(number)}; a number was expected."
-            )
-    return metrics
-
-
-def _named(kind: str, models: Mapping[str, Params]) -> dict[str, Params]:
-    return {n.removeprefix(kind): p for n, p in models.items() if n.startswith(kind)}
-
-
-def _manifest(text: str) -> list[tuple[str, str, list[int]]]:
-    entries = []
-    for entry in _list(_loads(text, "manifest"), "manifest"):
-        try:
-            name, dtype, shape = entry
-            good = isinstance(name, str) and dtype in DTYPES
-            good = good and _is_shape(shape)
-        except (TypeError, ValueError):
-            good = False
-        if not good:
-            raise WireError(
-                f"A manifest holds {_shown(entry)}; name, type and shape were expected."
-            )
-        entries.append((name, dtype, shape))
-    if len({name for name, _, _ in entries}) < len(entries):
-        raise WireError("A manifest names a tensor twice.")
-    return entries
-
-
-def _is_shape(value: Any) -> bool:
-    """Tell whether a tensor may have this shape; torch cannot count one with too many values."""
-    if not isinstance(value, list) or len(value) > MOST_SIDES:
-        return False
-    if not all(type(side) is int and side >= 0 for side in value):
-        return False
-    return math.prod(side or 1 for side in value) < MOST
-
-
-def _requests(record: ConfigRecord, name: str) -> list[DeletionRequest]:
-    try:
-        return [DeletionRequest(**entry) for entry in _list(_json(record, name), name)]
-    except TypeError as error:
-        raise WireError(f"A deletion request cannot be read: {error}.") from error
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _record(content: RecordDict, name: str) -> ConfigRecord:
-    if name not in content.config_records:
-        raise WireError(f"A message has no part {name!r}; it holds {sorted(content)}.")
-    return content.config_records[name]
-
-
-def _text(record: ConfigRecord, name: str) -> str:
-    return _is_text(record.get(name), name)
-
-
-def _is_text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise WireError(f"A message's {name!r} is {_shown(value)}; text was expected.")
-    return value
-
-
-def _whole(record: ConfigRecord, name: str) -> int:
-    value = record.get(name)
-    if type(value) is not int or value < 0:
-        raise WireError(f"A message's {name!r} is {_shown(value)}; a whole number was expected.")
-    return value
-
-
-def _json(record: ConfigRecord, name: str) -> Any:
-    return _loads(_text(record, name), name)
-
-
-def _loads(text: str, name: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"A message's {name!r} is not JSON: {error}.") from error
-
-
-def _shown(value: Any) -> str:
-    """Return a value as text for an error, which must be short whatever arrived."""
-    return reprlib.repr(value)
-
-
-def _mapping(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise WireError(f"A message's {name!r} is {_shown(value)}; a table was expected.")
-    return value
-
-
-def _list(value: Any, name: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise WireError(f"A message's {name!r} is {_shown(value)}; a list was expected.")
-    return value

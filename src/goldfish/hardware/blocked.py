@@ -107,7 +107,7 @@ def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | Non
 
 
 def _in_blocks(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
-    """Return the features by oneDNN's operations, which hand on images in a layout of its own."""
+    """Return the features by oneDNN's operations, which pass images on in oneDNN's own layout."""
     images = inputs.to_mkldnn()
     for layer in convolutions:
         images = torch.mkldnn_convolution(
@@ -125,7 +125,7 @@ def _in_blocks(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
 
 
 def _is_traced(inputs: Tensor) -> bool:
-    """Tell whether somebody writes down what is done, to compile or to export it."""
+    """Tell whether the operations are traced, to compile or to export the model."""
     return (
         torch.compiler.is_compiling()
         or torch._C._is_tracing()

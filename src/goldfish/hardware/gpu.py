@@ -54,7 +54,7 @@ class Turn:
 
 
 turn = Turn()
-"""The turn of the workers of all GPUs: it is about Python's attention, not theirs."""
+"""The turn of all workers. There is one for all GPUs, because there is one Python interpreter."""
 
 _mine = threading.local()
 
@@ -79,7 +79,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def open_queues() -> None:
-    """Let a GPU take work from up to 32 streams at a time; by itself it takes it from eight.
+    """Let a GPU take work from up to 32 streams at a time; the default is eight.
 
     It is too late for this once CUDA was used in the process; nothing else depends on it.
     """
@@ -100,7 +100,7 @@ def work_given(device: torch.device) -> Callable[[], None]:
     return wait
 
 
-def fetch(values: Tensor) -> Tensor:
+def to_cpu(values: Tensor) -> Tensor:
     """Return the values on the CPU; while a GPU still computes them, others have their turn."""
     if values.device.type != "cuda":
         return values.cpu()
@@ -115,7 +115,7 @@ class DeviceRows:
 
     def __init__(self, module: nn.Module) -> None:
         state: dict[str, Tensor] = module.state_dict(keep_vars=True)
-        self._places = {name: _place(module, name) for name in state}
+        self._slots = {name: _slot(module, name) for name in state}
         copies = {
             name: torch.empty_like(t, requires_grad=False, memory_format=torch.contiguous_format)
             for name, t in state.items()
@@ -139,18 +139,18 @@ class DeviceRows:
     def read(self) -> FlatParams:
         """Return a copy of all values on the CPU."""
         self._copy(self._state(), self._copies)
-        rows = {dtype: fetch(row) for dtype, row in self._copies.rows.items()}
+        rows = {dtype: to_cpu(row) for dtype, row in self._copies.rows.items()}
         return FlatParams(rows, self._copies.shapes)
 
     def _state(self) -> Params:
-        return {name: owner[key] for name, (owner, key) in self._places.items()}
+        return {name: owner[key] for name, (owner, key) in self._slots.items()}
 
     def _copy(self, source: Params, target: Params) -> None:
         for names in self._alike.values():
             torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])
 
 
-def _place(module: nn.Module, name: str) -> tuple[dict[str, Tensor], str]:
+def _slot(module: nn.Module, name: str) -> tuple[dict[str, Tensor], str]:
     """Return where a module holds a tensor: a change of memory layout puts a new one there."""
     path, _, key = name.rpartition(".")
     owner = module.get_submodule(path)

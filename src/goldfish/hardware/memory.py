@@ -1,4 +1,4 @@
-"""Memory that is freed stays with the process, for whoever asks next."""
+"""Memory that is freed stays with the process, for its next allocations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution, ReLU and max-pooling by C code that is compiled for the layer at hand.
+"""Convolution, ReLU and max-pooling by C code that is compiled for each layer.
 
 The machine's own C compiler does it, in a fraction of a second for each kind of layer. The results
 are PyTorch's but for the last bits.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from goldfish.errors import ConfigError, unknown
 from goldfish.methods.fed_eraser import FED_ERASER
 from goldfish.methods.fed_recovery import FED_RECOVERY
 from goldfish.methods.goldfish import GOLDFISH
+from goldfish.methods.goldfish_sprint import GOLDFISH_SPRINT
 from goldfish.methods.goldfish_warm import GOLDFISH_WARM
 from goldfish.methods.gradient_ascent import GRADIENT_ASCENT
 from goldfish.methods.incompetent_teacher import INCOMPETENT_TEACHER
 from goldfish.methods.method import (
     Method,
     Plan,
+    RoundRecord,
+    Trained,
     count_kept_models,
     deletion_kind,
+    federated_rounds,
+    module_of,
     not_honoured,
     notes_of,
     refuse_unhandled,
@@ -22,8 +29,9 @@ from goldfish.methods.rapid_retrain import RAPID_RETRAIN
 from goldfish.methods.retrain import RETRAIN, RETRAIN_TUNED
 from goldfish.methods.sisa import SISA
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Method[Any]] = {
     "goldfish": GOLDFISH,
+    "goldfish-sprint": GOLDFISH_SPRINT,
     "goldfish-warm": GOLDFISH_WARM,
     "retrain": RETRAIN,
     "retrain-tuned": RETRAIN_TUNED,
@@ -36,7 +44,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def method_named(name: str) -> Method:
+def method_named(name: str) -> Method[Any]:
     """Return the method of this name, or say which one was probably meant."""
     if name not in METHODS:
         raise ConfigError(unknown("method", name, METHODS, "'goldfish methods' lists all."))
@@ -47,9 +55,13 @@ __all__ = [
     "METHODS",
     "Method",
     "Plan",
+    "RoundRecord",
+    "Trained",
     "count_kept_models",
     "deletion_kind",
+    "federated_rounds",
     "method_named",
+    "module_of",
     "not_honoured",
     "notes_of",
     "refuse_unhandled",

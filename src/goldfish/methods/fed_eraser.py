@@ -29,9 +29,9 @@ What is ours:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, cast
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
@@ -39,17 +39,14 @@ from torch import Tensor
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
 from goldfish.methods.history import kept_updates, weight_names
-from goldfish.methods.method import Asked, Method, Plan, ask, deletion_kind
+from goldfish.methods.method import Method, Plan, ask, deletion_kind
 from goldfish.methods.steps import answer, nothing_to_learn, train_on
-from goldfish.settings import Count, Settings, TrainingSettings
+from goldfish.settings import Count, Settings
 from goldfish.types import (
     Client,
-    ClientStep,
-    HistoryEntry,
     Params,
     Round,
-    RoundReplies,
-    Scalar,
+    Step,
     Task,
     Update,
     Workspace,
@@ -67,34 +64,44 @@ class FedEraserSettings(Settings):
     """Local steps of a calibration, instead of the share; at most those of a FedAvg round."""
 
 
-def kept_rounds(settings: Settings, rounds: int) -> Sequence[int]:
+def kept_rounds(settings: FedEraserSettings, rounds: int) -> Sequence[int]:
     """Return the rounds 1, 1 + k, 1 + 2k, ...: the first one always, it starts from nothing."""
-    return range(1, rounds + 1, cast("FedEraserSettings", settings).keep_every)
+    return range(1, rounds + 1, settings.keep_every)
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
     """Yield one round for each kept round; the last one is final.
 
     What was kept sets their number: ``plan.rounds`` neither shortens nor prolongs it. A schedule
     of the step size spans the kept rounds. The clients of a round are those whose updates were kept
     in it, less those that left; they are weighted by samples.
     """
-    settings = cast("FedEraserSettings", settings)
-    indices = [i for i in sorted(plan.history) if (i - 1) % settings.keep_every == 0]
-    initial = plan.history[1].start
+    history = plan.origin.history
+    indices = [i for i in sorted(history) if (i - 1) % settings.keep_every == 0]
+    initial = history[1].start
     weights = weight_names(plan.federation.model, initial)
     plan = replace(plan, rounds=len(indices))
-    config = {**plan.training.to_task(), **settings.to_task()}
+    staying, losing = set(plan.staying), {request.client_id for request in plan.requests}
     params = plan.last.params if plan.last else initial
-    for index in range(plan.last.index + 1 if plan.last else 1, plan.rounds + 1):
-        entry = plan.history[indices[index - 1]]
-        kept = _remaining(plan, entry)
-        untouched = _untouched(plan, kept) if index == 1 else {}
+    for index in plan.to_do:
+        entry = history[indices[index - 1]]
+        kept = {c: update for c, update in kept_updates(plan, entry).items() if c in staying}
+        # Of the first round's updates, those that no removed sample had a part in stay.
+        untouched = {c: kept[c] for c in kept if index == 1 and c not in losing}
         asking = [client_id for client_id in kept if client_id not in untouched]
-        asked = _ask(plan, index, params, config, asking, len(untouched))
+        asked = ask(
+            plan,
+            CALIBRATE,
+            index,
+            params,
+            settings,
+            clients=asking,
+            quorum=_quorum(plan, len(asking), len(untouched)),
+            may_be_empty=True,
+        )
         models = {client_id: update.params for client_id, update in untouched.items()}
         sizes = {client_id: update.num_examples for client_id, update in untouched.items()}
-        for update in asked.updates:
+        for update in asked.learned:
             before = P.subtract(kept[update.client_id].params, entry.start)
             change = calibrated_update(before, P.subtract(update.params, params), weights)
             models[update.client_id] = P.add(params, change)
@@ -106,7 +113,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
             raise ConfigError(
                 "No client has any data left in any kept round: there is nothing to learn from."
             )
-        yield asked.finish(params, final=final)
+        yield replace(asked, params=params, final=final)
 
 
 def calibrated_update(kept: Params, calibration: Params, weights: Collection[str]) -> Params:
@@ -121,58 +128,31 @@ def calibrated_update(kept: Params, calibration: Params, weights: Collection[str
     }
 
 
-def calibrate_step(task: Task, client: Client, workspace: Workspace) -> Update:
+def calibrate_step(task: Task[FedEraserSettings], client: Client, workspace: Workspace) -> Update:
     """Take a few steps of local SGD on the client's remaining data."""
     if len(client.retained) == 0:
         return nothing_to_learn(task)
-    training = TrainingSettings.from_task(task.config)
-    steps = _calibration_steps(task, training, len(client.retained))
+    steps = _calibration_steps(task, len(client.retained))
     start = task.arrays["model"]
-    params, fitted = train_on(task, client.retained, workspace, training, start, max_steps=steps)
+    params, fitted = train_on(task, client.retained, workspace, start, max_steps=steps)
     return answer(task, params, len(client.retained), [fitted])
 
 
-STEPS: Mapping[str, ClientStep] = {"calibrate": calibrate_step}
+CALIBRATE = Step("calibrate", calibrate_step, FedEraserSettings)
 
 
-def _calibration_steps(task: Task, training: TrainingSettings, num_examples: int) -> int:
-    settings = FedEraserSettings.from_task(task.config)
+def _calibration_steps(task: Task[FedEraserSettings], num_examples: int) -> int:
+    settings, training = task.settings, task.training
     if settings.calibration_steps is not None:
         return settings.calibration_steps
     whole_round = training.local_epochs * math.ceil(num_examples / training.batch_size)
     return max(1, round(settings.calibration_ratio * whole_round))
 
 
-def _remaining(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:
-    """Return the kept updates of a round but for those of clients that left."""
-    staying = set(plan.staying)
-    return {c: update for c, update in kept_updates(plan, entry).items() if c in staying}
-
-
-def _untouched(plan: Plan, kept: Mapping[str, Update]) -> dict[str, Update]:
-    """Return those of the first round's updates that no removed sample had a part in."""
-    asking = {request.client_id for request in plan.requests}
-    return {client_id: update for client_id, update in kept.items() if client_id not in asking}
-
-
-def _ask(
-    plan: Plan,
-    index: int,
-    params: Params,
-    config: Mapping[str, Scalar],
-    clients: Sequence[str],
-    untouched: int,
-) -> Asked:
-    """Let the clients calibrate; nobody to ask is no error.
-
-    The quorum is one of all clients of the round, with those that need not be asked.
-    """
-    if not clients:
-        return Asked(index, (), RoundReplies((), ()), 0)
-    needed = plan.training.quorum * (len(clients) + untouched) - untouched
-    quorum = max(0.0, needed / len(clients))
-    plan = replace(plan, training=plan.training.model_copy(update={"quorum": quorum}))
-    return ask(plan, STEPS, "calibrate", index, params, config, clients=clients, may_be_empty=True)
+def _quorum(plan: Plan, asked: int, untouched: int) -> float:
+    """Return the quorum of those asked, from that of all clients of the round."""
+    needed = plan.training.quorum * (asked + untouched) - untouched
+    return max(0.0, needed / asked) if asked else 0.0
 
 
 def _with_length(change: Tensor, length: Tensor) -> Tensor:
@@ -181,11 +161,10 @@ def _with_length(change: Tensor, length: Tensor) -> Tensor:
     return change if own == 0 else change * (length / own)
 
 
-def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
-    every = cast("FedEraserSettings", settings).keep_every
+def _notes(plan: Plan, settings: FedEraserSettings) -> Sequence[str]:
     notes = [
         "The length of each client's updates comes from a training that saw the removed data; only "
-        f"their direction is new. Kept: one round in {every}.",
+        f"their direction is new. Kept: one round in {settings.keep_every}.",
     ]
     if any(deletion_kind(r) != "client" for r in plan.requests):
         notes.append(
@@ -199,7 +178,7 @@ FED_ERASER = Method(
     name="fed-eraser",
     summary="Rebuild the model from kept updates: calibrated direction, kept length.",
     settings=FedEraserSettings,
-    steps=STEPS,
+    steps=[CALIBRATE],
     unlearn=unlearn,
     kind="update adjustment",
     guarantee="approximate",

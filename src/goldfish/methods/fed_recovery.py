@@ -57,7 +57,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -88,12 +88,12 @@ class FedRecoverySettings(Settings):
     """Assumed distance to the retrained model; left out, it follows from round_growth."""
 
 
-def kept_rounds(_settings: Settings, rounds: int) -> Sequence[int]:
+def kept_rounds(_settings: FedRecoverySettings, rounds: int) -> Sequence[int]:
     """Return all rounds."""
     return range(1, rounds + 1)
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+def unlearn(plan: Plan, settings: FedRecoverySettings) -> Iterator[Round]:
     """Yield the one round, in which nobody is asked; ``plan.rounds`` does not matter."""
     if plan.last is None:
         yield Round(1, recover(plan, settings).params, (), (), 0, final=True)
@@ -110,27 +110,26 @@ class Recovered:
     """Distance to the retrained model at most, as far as the assumption on it holds."""
 
 
-def recover(plan: Plan, settings: Settings) -> Recovered:
+def recover(plan: Plan, settings: FedRecoverySettings) -> Recovered:
     """Return the original model less the forgotten clients' residuals, with noise.
 
     Where earlier requests were honoured, the original model is free of them already: what goes now
     is the difference that the new ones make on top. The bound is that of all of them together.
     """
-    settings = cast("FedRecoverySettings", settings)
     forgotten = {request.client_id for request in plan.requests}
     before = {request.client_id for request in plan.honoured}
-    original = _original(plan, forgotten)
+    original, history = plan.origin.params, plan.origin.history
     names = weight_names(plan.federation.model, original)
-    indices = sorted(plan.history)
+    indices = sorted(history)
     weights = round_weights(
-        [_global_step(plan, plan.history[index], names) for index in indices],
+        [_global_step(plan, history[index], names) for index in indices],
         settings.strength,
     )
     removed = {name: torch.zeros_like(original[name]) for name in names}
     norms: list[float] = []
     last: Params = original
     for index, weight in zip(indices, weights, strict=True):
-        entry = plan.history[index]
+        entry = history[index]
         updates = kept_updates(plan, entry)
         part = residual(updates, entry.start, forgotten, before)
         removed = {name: t + weight * part[name] for name, t in removed.items()}
@@ -226,30 +225,22 @@ def _global_step(plan: Plan, entry: HistoryEntry, names: Sequence[str]) -> float
     return norm(P.subtract(average, entry.start), names)
 
 
-def _original(plan: Plan, forgotten: Collection[str]) -> Params:
-    """Return the model to unlearn from, or raise where the residuals would make no sense."""
-    if plan.original is None:
-        raise ConfigError("FedRecovery needs the model to unlearn from.")
-    if plan.original_training is not None and plan.original_training.aggregation != "size":
+def _check(plan: Plan, _settings: FedRecoverySettings) -> None:
+    """Raise where the residuals would make no sense."""
+    if plan.origin.settings.aggregation != "size":
         raise ConfigError(
             "FedRecovery works out each round's average without a client from the numbers of "
             "samples; clients weighted by server error do not tell. Train with aggregation = "
             "'size', or use another method."
         )
-    if set(plan.federation.client_ids) <= set(forgotten):
+    if set(plan.federation.client_ids) <= {request.client_id for request in plan.requests}:
         raise ConfigError(
             "No client has any data left whose updates could stay: every client asks for a "
             "deletion, and FedRecovery removes all that a client contributed. Use another method."
         )
-    return plan.original
 
 
-def _check(plan: Plan, _settings: Settings) -> None:
-    _original(plan, {request.client_id for request in plan.requests})
-
-
-def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
-    settings = cast("FedRecoverySettings", settings)
+def _notes(plan: Plan, settings: FedRecoverySettings) -> Sequence[str]:
     recovered = recover(plan, settings)
     epsilon = noise_epsilon(recovered.bound, recovered.sigma, settings.delta)
     if settings.distance_bound is None:
@@ -265,7 +256,7 @@ def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
         f"model with the same noise, if {assumed}. For a neural network that cannot be verified: "
         "it is an assumption, and no guarantee.",
         f"What was removed is {settings.strength:g} times the mean residual of "
-        f"{len(plan.history)} rounds (the paper: once); the rest is left to the noise.",
+        f"{len(plan.origin.history)} rounds (the paper: once); the rest is left to the noise.",
     ]
     if any(deletion_kind(request) == "samples" for request in plan.requests):
         notes.append(
@@ -279,7 +270,6 @@ FED_RECOVERY = Method(
     name="fed-recovery",
     summary="Subtract the forgotten clients' residuals and add noise; nobody is asked.",
     settings=FedRecoverySettings,
-    steps={},
     unlearn=unlearn,
     kind="update adjustment",
     guarantee="approximate",

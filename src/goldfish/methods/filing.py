@@ -6,17 +6,18 @@ any work is done, also those that a method would not ask: a client that leaves, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from goldfish.errors import ConfigError
 from goldfish.methods.method import by_client
 from goldfish.methods.steps import answer
+from goldfish.settings import Settings
 from goldfish.types import (
     Client,
-    ClientStep,
+    Context,
     DeletionRequest,
     Federation,
-    Scalar,
+    Step,
     Task,
     Update,
     Workspace,
@@ -34,12 +35,12 @@ def file(
     asked for at several clients may be missing at some of them, but not at all.
     """
     earlier = by_client(honoured)
-    config: dict[str, Scalar] = {"phase": "filing", "round": 1, "seed": 0}
+    context = Context(phase="filing")
     tasks = [
-        Task(client_id, "file", {}, config, requests=own, honoured=earlier.get(client_id, ()))
-        for client_id, own in by_client(requests).items()
+        Task(c, FILE, {}, Settings(), context, requests=own, honoured=earlier.get(c, ()))
+        for c, own in by_client(requests).items()
     ]
-    replies = federation.run(tasks, STEPS)
+    replies = federation.run(tasks)
     for failure in replies.failures:
         if failure.error == "ConfigError":
             raise ConfigError(f"{failure.client_id}: {failure.cause}")
@@ -53,7 +54,7 @@ def file(
             raise ConfigError(f"{who} sample of class {label}: nothing would be removed.")
 
 
-def file_step(task: Task, client: Client, _workspace: Workspace) -> Update:
+def file_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Update:
     """Say how many samples of each class that is asked for the client removes."""
     labels = [] if client.removed is None else client.removed.labels.tolist()
     update = answer(task, {}, 0, [])
@@ -65,4 +66,4 @@ def file_step(task: Task, client: Client, _workspace: Workspace) -> Update:
     return Update(update.client_id, update.params, 0, {**update.metrics, **counts})
 
 
-STEPS: Mapping[str, ClientStep] = {"file": file_step}
+FILE = Step("file", file_step, Settings)

@@ -6,57 +6,44 @@ student may start from the old model instead (``student = "teacher"``) is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 from goldfish.errors import ConfigError
-from goldfish.methods.method import WEIGHTS, Method, Plan, federated_rounds
+from goldfish.methods.method import WARM_START, WEIGHTS, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
     check_asker,
     nothing_to_learn,
     shard_key,
     task_generator,
-    task_learning_rate,
     teacher_of,
     transform_of,
 )
-from goldfish.params import digest
-from goldfish.settings import Settings, TrainingSettings
 from goldfish.training.fit import Fitted
 from goldfish.training.teacher import Teacher
-from goldfish.types import Client, ClientStep, Examples, Params, Round, Task, Update, Workspace
+from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
     Shard,
-    checkpoint,
     combine,
     partition_shards,
-    recover,
+    recover_shards,
+    shard_checkpoint,
 )
 
 SOURCE = "Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish: An Efficient Federated Unlearning Framework"
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+def unlearn(plan: Plan, settings: GoldfishSettings) -> Iterator[Round]:
     """Yield the rounds of Algorithm 1: teacher and student to all clients, then aggregate."""
-    settings = cast("GoldfishSettings", settings)
-    if plan.original is None:
-        raise ConfigError("Goldfish needs the model to unlearn from: it is the teacher.")
-    check(plan, settings)
+    teacher = plan.origin.params
     rounds = federated_rounds(
         plan,
-        STEPS,
-        "goldfish",
-        {
-            **plan.training.to_task(),
-            **settings.to_task(),
-            "teacher_digest": digest(plan.original),
-            "warm": needs_askers(plan, settings),
-        },
-        start=plan.original if settings.student == "teacher" else plan.fresh,
-        constants={"teacher": plan.original},
+        GOLDFISH_STEP,
+        settings,
+        start=teacher if settings.student == "teacher" else plan.fresh,
+        constants={"teacher": teacher},
         adaptive=_weighs_by_error(plan, settings),
     )
     if not settings.round_stop:
@@ -67,7 +54,7 @@ def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
             "round_stop compares losses on the server's test set: pass one (test=...), or leave "
             "round_stop off."
         )
-    target = plan.server.score(plan.original).loss + settings.delta
+    target = plan.server.score(teacher).loss + settings.delta
     if plan.last is not None and plan.server.score(plan.last.params).loss <= target:
         return
     for this in rounds:
@@ -83,26 +70,23 @@ def _weighs_by_error(plan: Plan, settings: GoldfishSettings) -> bool:
     return settings.adaptive_weights and not (by_default and plan.server is None)
 
 
-def goldfish_step(task: Task, client: Client, workspace: Workspace) -> Update:
+def goldfish_step(task: Task[GoldfishSettings], client: Client, workspace: Workspace) -> Update:
     """Train the student on one client; with shards, on those that the deletion hit."""
-    training = TrainingSettings.from_task(task.config)
-    if task.config["warm"]:
+    if task.context.warm:
         check_asker(task, client)
     if len(client.retained) == 0:
         return nothing_to_learn(task)
-    if training.shards > 1:
-        return _retrain_sharded(task, client, workspace, training)
+    if task.training.shards > 1:
+        return _retrain_sharded(task, client, workspace)
     student = task.arrays["model"]
     params, fitted = _retrain(task, client, client.retained, client.removed, workspace, student)
     return answer(task, params, len(client.retained), [fitted])
 
 
-STEPS: Mapping[str, ClientStep] = {"goldfish": goldfish_step}
+GOLDFISH_STEP = Step("goldfish", goldfish_step, GoldfishSettings)
 
 
-def _retrain_sharded(
-    task: Task, client: Client, workspace: Workspace, training: TrainingSettings
-) -> Update:
+def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Workspace) -> Update:
     """Unlearn on a client that keeps shard models.
 
     In the first round that it takes part in, the client starts from the checkpoint of the shards
@@ -113,26 +97,25 @@ def _retrain_sharded(
     Shared shards have seen the data of all clients through the global model. When a client leaves,
     nobody is left to unteach them, so all shards start from the fresh student.
     """
-    settings = GoldfishSettings.from_task(task.config)
-    phase = str(task.config["phase"])
-    shards = partition_shards(client, training.shards, int(task.config["shard_seed"]))
+    training, settings, context = task.training, task.settings, task.context
+    shards = partition_shards(client, training.shards, context.shard_seed)
     sizes = {shard.index: len(shard.retained) for shard in shards}
-    models = _kept_models(client, phase, shards)
+    models = _kept_models(client, context.phase, shards)
     first = not models
-    if first and (task.config["warm"] or training.shard_mode == "isolated"):
-        models = _kept_models(client, str(task.config["original_phase"]), shards)
+    if first and (context.warm or training.shard_mode == "isolated"):
+        models = _kept_models(client, context.original_phase, shards)
     hit = [shard.index for shard in shards if shard.hit]
     start = task.arrays["model"]
     if first:
         literal = settings.shard_checkpoint == "literal"
-        start = checkpoint(models, sizes, hit, literal=literal) or start
+        start = shard_checkpoint(models, sizes, hit, literal=literal) or start
 
     fits: list[Fitted] = []
     if settings.shard_retraining == "client":
         params, fitted = _retrain(task, client, client.retained, client.removed, workspace, start)
         fits.append(fitted)
         # Where nothing was hit the client's model moved as a whole, and all shards with it.
-        models |= recover(params, models, sizes, hit or list(sizes))
+        models |= recover_shards(params, models, sizes, hit or list(sizes))
     else:
         isolated = training.shard_mode == "isolated"
         for shard in shards:
@@ -146,7 +129,7 @@ def _retrain_sharded(
             fits.append(fitted)
         params = combine(models, sizes)
     for index, model in models.items():
-        client.state.arrays[shard_key(phase, index)] = model
+        client.state.arrays[shard_key(context.phase, index)] = model
     return answer(task, params, sum(sizes.values()), fits)
 
 
@@ -160,7 +143,7 @@ def _kept_models(client: Client, phase: str, shards: Sequence[Shard]) -> dict[in
 
 
 def _retrain(
-    task: Task,
+    task: Task[GoldfishSettings],
     client: Client,
     retained: Examples,
     removed: Examples | None,
@@ -168,14 +151,14 @@ def _retrain(
     start: Params,
     *purpose: int,
 ) -> tuple[Params, Fitted]:
-    training = TrainingSettings.from_task(task.config)
-    settings = GoldfishSettings.from_task(task.config)
+    training, settings = task.training, task.settings
     student = workspace.load("student", start)
     transform = transform_of(training)
+    teacher = None
     if settings.mu_d > 0:
         teacher = teacher_of(task, client, workspace, "teacher", retained, transform, *purpose)
-    else:
-        teacher = Teacher(workspace.load("teacher", task.constants["teacher"]).module)
+    elif settings.local_stop:
+        teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
     fitted = retrain_student(
         student,
         teacher,
@@ -183,7 +166,7 @@ def _retrain(
         removed,
         settings,
         training,
-        learning_rate=task_learning_rate(task, training),
+        learning_rate=task.context.learning_rate,
         generator=task_generator(task, "batches", *purpose),
         removed_generator=task_generator(task, "removed", *purpose),
         transform=transform,
@@ -191,32 +174,22 @@ def _retrain(
     return student.params(), fitted
 
 
-def needs_askers(plan: Plan, settings: Settings) -> bool:
+def needs_askers(plan: Plan, settings: GoldfishSettings) -> bool:
     """Tell whether the student starts from models that know the removed data.
 
     It does when it starts from the teacher, and when it starts from shared shards, unless a client
     leaves: then all start fresh.
     """
-    if cast("GoldfishSettings", settings).student == "teacher":
+    if settings.student == "teacher":
         return True
     shared = plan.training.shards > 1 and plan.training.shard_mode == "shared"
     return shared and not plan.leaving
 
 
-def check(plan: Plan, settings: Settings) -> None:
+def check(plan: Plan, settings: GoldfishSettings) -> None:
     """Raise where Goldfish cannot do what is asked."""
-    settings = cast("GoldfishSettings", settings)
-    _check_shards(plan.training, plan.original_training, settings)
-    _check_student(plan, settings)
-
-
-def _check_shards(
-    training: TrainingSettings, before: TrainingSettings | None, settings: GoldfishSettings
-) -> None:
-    if before is not None and (training.shards, training.shard_mode) != (
-        before.shards,
-        before.shard_mode,
-    ):
+    training, before = plan.training, plan.origin.settings
+    if (training.shards, training.shard_mode) != (before.shards, before.shard_mode):
         raise ConfigError(
             f"The model was trained with shards = {before.shards} ({before.shard_mode}), and what "
             "clients keep of it is divided so: leave shards and shard_mode as they were."
@@ -226,9 +199,6 @@ def _check_shards(
             'shard_retraining = "client" trains one model on all shards, which ends their '
             'isolation: use shard_retraining = "shard", or training.shard_mode = "shared".'
         )
-
-
-def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
     if settings.student == "fresh":
         return
     if plan.leaving:
@@ -243,14 +213,12 @@ def _check_student(plan: Plan, settings: GoldfishSettings) -> None:
         )
 
 
-def _measures(_plan: Plan, settings: Settings) -> Sequence[str]:
-    settings = cast("GoldfishSettings", settings)
+def _measures(_plan: Plan, settings: GoldfishSettings) -> Sequence[str]:
     decided = {WEIGHTS: settings.adaptive_weights, "when the rounds ended": settings.round_stop}
     return [what for what, measured in decided.items() if measured]
 
 
-def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
-    settings = cast("GoldfishSettings", settings)
+def _notes(plan: Plan, settings: GoldfishSettings) -> Sequence[str]:
     notes = []
     if settings.adaptive_weights and not _weighs_by_error(plan, settings):
         notes.append(
@@ -258,10 +226,7 @@ def _notes(plan: Plan, settings: Settings) -> Sequence[str]:
             "the server's test set, and none was given."
         )
     if settings.student == "teacher":
-        notes.append(
-            "The student started from the old model: what the removed data taught it to do fades, "
-            "but most of what it remembers of single removed samples stays."
-        )
+        notes.append(WARM_START)
     if plan.training.shards > 1 and plan.training.shard_mode == "shared":
         notes.append(
             "Shards were shared, and a client left: all shards started from the fresh student."
@@ -282,7 +247,7 @@ GOLDFISH = Method(
     name="goldfish",
     summary="A fresh student, taught by the old model on the remaining data (the paper's method).",
     settings=GoldfishSettings,
-    steps=STEPS,
+    steps=[GOLDFISH_STEP],
     unlearn=unlearn,
     needs_askers=needs_askers,
     keeps="with shards, every client's shard models",

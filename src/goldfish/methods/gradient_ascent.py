@@ -15,9 +15,8 @@ predicts, so that BatchNorm keeps its statistics and a single sample can be remo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -31,16 +30,15 @@ from goldfish.methods.steps import (
     nothing_to_learn,
     refuse_missing,
     task_generator,
-    task_learning_rate,
     transform_of,
 )
 from goldfish.params import distance
-from goldfish.settings import Count, Positive, Settings, TrainingSettings
+from goldfish.settings import Count, NonNegative, Positive, Settings
 from goldfish.training.batches import Batch, plain_batches
 from goldfish.training.fit import fit
 from goldfish.training.sgd import Loss, Precondition
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import Client, ClientStep, Params, Round, Task, Update, Workspace
+from goldfish.types import Client, Round, Step, Task, Update, Workspace
 
 
 class GradientAscentSettings(Settings):
@@ -56,53 +54,54 @@ class GradientAscentSettings(Settings):
     """Longer gradients of the ascent are shortened to this length."""
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+class AscentSettings(GradientAscentSettings):
+    """What the clients that ascend are told."""
+
+    distance: NonNegative
+    """How far they may go, as a distance between weights."""
+
+
+def unlearn(plan: Plan, settings: GradientAscentSettings) -> Iterator[Round]:
     """Yield the round of the ascent, then rounds of FedAvg on the remaining data."""
-    settings = cast("GradientAscentSettings", settings)
-    if plan.original is None:
-        raise ConfigError("Gradient ascent needs the model to unlearn from.")
     last = plan.last
     if last is None:
-        last = _ascent_round(plan, plan.original, settings)
+        last = _ascent_round(plan, settings)
         yield last
     # The repair goes without the askers, where they are not there.
-    yield from fedavg.train(replace(plan, last=last, askers=()), plan.original)
+    yield from fedavg.train(replace(plan, last=last, askers=()), plan.origin.params)
 
 
-def _ascent_round(plan: Plan, original: Params, settings: GradientAscentSettings) -> Round:
+def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
     """Let those clients ascend whose requests the old model is not free of yet."""
-    # The data of a client that fails here would stay in the model: all of them must answer.
-    training = plan.training.model_copy(update={"quorum": 1.0})
     asked = ask(
-        replace(plan, training=training),
-        STEPS,
-        "ascend",
+        plan,
+        ASCEND,
         1,
-        original,
-        {**training.to_task(), **settings.to_task(), "distance": settings.radius * _reach(plan)},
+        plan.origin.params,
+        AscentSettings(**settings.model_dump(), distance=settings.radius * _reach(plan)),
         clients=plan.askers,
+        quorum=1.0,  # the data of a client that fails here would stay in the model
         may_be_empty=True,
     )
-    if not asked.updates:
+    if not asked.learned:
         raise ConfigError("The clients that ask hold nothing of what they want removed.")
-    left = sum(update.metrics["retained"] for update in asked.updates)
-    if not left and len(asked.updates) == len(plan.federation.client_ids):
+    left = sum(update.metrics["retained"] for update in asked.learned)
+    if not left and len(asked.learned) == len(plan.federation.client_ids):
         raise nothing_left(plan, 1)
-    return asked.finish(average(asked.updates), final=plan.rounds == 1)
+    return replace(asked, params=average(asked.learned), final=plan.rounds == 1)
 
 
 def _reach(plan: Plan) -> float:
     """Return the distance between the weights of the old and the fresh model, without buffers."""
-    original = cast("Params", plan.original)
+    original = plan.origin.params
     module = LocalWorkspace(plan.federation.model).load("old", original).module
     weights = [name for name, _ in module.named_parameters()]
     return distance({n: original[n] for n in weights}, plan.fresh)
 
 
-def ascend_step(task: Task, client: Client, workspace: Workspace) -> Update:
+def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace) -> Update:
     """Raise the model's loss on what the client removes; what it keeps is not looked at."""
-    settings = GradientAscentSettings.from_task(task.config)
-    training = TrainingSettings.from_task(task.config)
+    settings, training = task.settings, task.training
     refuse_missing(task, client)
     if client.removed is None:
         return _also(nothing_to_learn(task), client)
@@ -114,15 +113,15 @@ def ascend_step(task: Task, client: Client, workspace: Workspace) -> Update:
         plain_batches(client.removed, model.device, order, transform_of(training)),
         ascent_objective,
         training.model_copy(update={"local_epochs": settings.ascent_epochs}),
-        learning_rate=task_learning_rate(task, training),
+        learning_rate=task.context.learning_rate,
         generator=order,
         precondition=clipping(settings.clip),
-        after_step=projection(model.module, float(task.config["distance"]), settings.ascent_stop),
+        after_step=projection(model.module, settings.distance, settings.ascent_stop),
     )
     return _also(answer(task, model.params(), len(client.removed), [fitted]), client)
 
 
-STEPS: Mapping[str, ClientStep] = {"ascend": ascend_step, **fedavg.STEPS}
+ASCEND = Step("ascend", ascend_step, AscentSettings)
 
 
 def ascent_objective(model: nn.Module, batch: Batch) -> Loss:
@@ -188,7 +187,7 @@ GRADIENT_ASCENT = Method(
     name="gradient-ascent",
     summary="Raise the old model's loss on the removed data, then train on: the simple first try.",
     settings=GradientAscentSettings,
-    steps=STEPS,
+    steps=[ASCEND],
     unlearn=unlearn,
     kind="update adjustment",
     needs_askers=lambda _plan, _settings: True,

@@ -12,7 +12,7 @@ data), and that all remaining data is used, of which the authors take a part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -20,23 +20,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from goldfish.errors import ConfigError
-from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.method import WARM_START, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
     answer,
     check_asker,
     nothing_to_learn,
     task_generator,
-    task_learning_rate,
     teacher_of,
     transform_of,
 )
-from goldfish.params import digest
-from goldfish.settings import Positive, Settings, TrainingSettings
+from goldfish.settings import Positive, Settings
 from goldfish.training.batches import Batch, logits_of, plain_batches, with_removed
 from goldfish.training.fit import fit
 from goldfish.training.sgd import Loss
-from goldfish.types import Client, ClientStep, Round, Task, Update, Workspace
+from goldfish.types import Client, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import removed_batch_size, student_logits
 
 
@@ -66,39 +63,27 @@ def bad_teaching_loss(
     return imitation_loss(student, torch.cat([competent_logits, incompetent_logits]), temperature)
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+def unlearn(plan: Plan, settings: IncompetentTeacherSettings) -> Iterator[Round]:
     """Yield rounds from the old model; both teachers stay the same and travel once."""
-    settings = cast("IncompetentTeacherSettings", settings)
-    if plan.original is None:
-        raise ConfigError("The incompetent teacher needs the model to unlearn from.")
-    return federated_rounds(
-        plan,
-        STEPS,
-        "bad-teaching",
-        {
-            **plan.training.to_task(),
-            **settings.to_task(),
-            "competent_digest": digest(plan.original),
-        },
-        start=plan.original,
-        constants={"competent": plan.original, "incompetent": plan.fresh},
-        adaptive=plan.training.aggregation == "adaptive",
-    )
+    old = plan.origin.params
+    teachers = {"competent": old, "incompetent": plan.fresh}
+    return federated_rounds(plan, BAD_TEACHING, settings, start=old, constants=teachers)
 
 
-def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Update:
+def bad_teaching_step(
+    task: Task[IncompetentTeacherSettings], client: Client, workspace: Workspace
+) -> Update:
     """Train the student on one client: its remaining data, and its removed data where it has any.
 
     Shards are not used: the student is one model.
     """
-    training = TrainingSettings.from_task(task.config)
-    temperature = IncompetentTeacherSettings.from_task(task.config).temperature
+    training = task.training
     retained, removed = client.retained, client.removed
     check_asker(task, client)
     if len(retained) == 0:
         return nothing_to_learn(task)
     student = workspace.load("student", task.arrays["model"])
-    incompetent = workspace.load("incompetent", task.constants["incompetent"])
+    incompetent = workspace.load("incompetent", task.constants["incompetent"].params)
     order, transform = task_generator(task, "batches"), transform_of(training)
     competent = teacher_of(task, client, workspace, "competent", retained, transform)
     batches = competent.teach(plain_batches(retained, student.device, order, transform))
@@ -109,9 +94,9 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
         student,
         len(retained),
         batches,
-        BadTeachingObjective(incompetent.module, temperature),
+        BadTeachingObjective(incompetent.module, task.settings.temperature),
         training,
-        learning_rate=task_learning_rate(task, training),
+        learning_rate=task.context.learning_rate,
         generator=order,
     )
     remaining = len(retained) * len(fitted.epoch_risks)
@@ -122,7 +107,7 @@ def bad_teaching_step(task: Task, client: Client, workspace: Workspace) -> Updat
     return answer(task, student.params(), mixture, [fitted])
 
 
-STEPS: Mapping[str, ClientStep] = {"bad-teaching": bad_teaching_step}
+BAD_TEACHING = Step("bad-teaching", bad_teaching_step, IncompetentTeacherSettings)
 
 
 @dataclass(frozen=True)
@@ -146,10 +131,7 @@ class BadTeachingObjective:
 
 
 def _notes(plan: Plan, _settings: Settings) -> Sequence[str]:
-    notes = [
-        "The student started from the old model: what the removed data taught it to do fades, but "
-        "most of what it remembers of single removed samples stays.",
-    ]
+    notes = [WARM_START]
     if plan.training.shards > 1:
         notes.append("Shards were not used: each client trained one student on all of its data.")
     return notes
@@ -159,7 +141,7 @@ INCOMPETENT_TEACHER = Method(
     name="incompetent-teacher",
     summary="The old model, taught by a random one on the removed data (B3): fast, leaves traces.",
     settings=IncompetentTeacherSettings,
-    steps=STEPS,
+    steps=[BAD_TEACHING],
     unlearn=unlearn,
     kind="update adjustment",
     deletions=frozenset({"samples", "class"}),

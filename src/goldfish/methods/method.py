@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
-from goldfish.params import all_finite, largest_change, num_bytes, weighted_mean
+from goldfish.evaluation import Cost, Scores
+from goldfish.params import all_finite, digest, largest_change, num_bytes, weighted_mean
 from goldfish.randomness import generator
-from goldfish.settings import Settings, TrainingSettings
+from goldfish.settings import Settings, TrainingSettings, learning_rate_at
 from goldfish.training.server_test import ServerTest
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
-    ClientStep,
+    Constant,
+    Context,
     DeletionRequest,
+    Failure,
     Federation,
     HistoryEntry,
+    Memo,
     NotHonoured,
     Params,
     Round,
     RoundReplies,
-    Scalar,
+    S,
+    States,
+    Step,
     Task,
     Update,
 )
@@ -49,6 +57,55 @@ ASKER_QUORUM = 0.5
 
 
 @dataclass(frozen=True)
+class RoundRecord:
+    """What is known of a finished round."""
+
+    index: int
+    cost: Cost
+    failures: Sequence[Failure]
+    scores: Scores | None
+    """The global model on the test set, when there is one."""
+    absent: Sequence[str] = ()
+    """Clients that the method forgets through and that did not take part."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained federation: where unlearning starts."""
+
+    federation: Federation
+    params: Params
+    settings: TrainingSettings
+    seed: int
+    rounds: Sequence[RoundRecord] = ()
+    phase: str = "origin"
+    history: Mapping[int, HistoryEntry] = field(default_factory=dict)
+    """The rounds that were kept for methods that need them."""
+    method: str | None = None
+    """The method whose own training this was; None for FedAvg."""
+    memo: Memo = field(default_factory=dict)
+    """What the last round of the training remembered."""
+    states: States | None = None
+    """What the clients kept when the training ended (shard models), as far as it lives in this
+    process: :func:`goldfish.unlearn` gives it back to them first. None: what they keep by then."""
+
+    @property
+    def model(self) -> nn.Module:
+        """A new module that holds the trained parameters."""
+        return module_of(self.federation, self.params)
+
+    @property
+    def cost(self) -> Cost:
+        """The whole cost of the training."""
+        return sum((r.cost for r in self.rounds), Cost())
+
+
+def module_of(federation: Federation, params: Params) -> nn.Module:
+    """Return a new module that holds these parameters."""
+    return LocalWorkspace(federation.model).load("result", params).module.eval()
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a phase (the original training, or one method's unlearning) is given.
 
@@ -64,25 +121,27 @@ class Plan:
     fresh: Params
     """Newly initialised weights and buffers."""
     requests: Sequence[DeletionRequest] = ()
-    original: Params | None = None
-    """The model to unlearn from; None in the original training."""
-    original_phase: str = "origin"
-    """Under which name the clients keep what that model's training left them."""
-    original_training: TrainingSettings | None = None
-    """How that model was trained; None in the original training."""
-    original_seed: int | None = None
-    """The seed of that training, which divided the data into shards; None: this phase's."""
-    original_memo: Mapping[str, Scalar] = field(default_factory=dict)
-    """What the last round of that training remembered."""
+    trained: Trained | None = None
+    """What unlearning starts from; None in the original training."""
     honoured: Sequence[DeletionRequest] = ()
     """Those of the requests that the original model is free of already."""
     askers: Sequence[str] = ()
     """Clients that must take part, because the method forgets what they unteach and no more."""
-    history: Mapping[int, HistoryEntry] = field(default_factory=dict)
-    """Those rounds of the original training that the method asked to be kept."""
     server: ServerTest | None = None
     last: Round | None = None
     """The last finished round, when the phase goes on after an interruption."""
+
+    @property
+    def origin(self) -> Trained:
+        """What unlearning starts from; an error in the original training, which has none."""
+        if self.trained is None:
+            raise ConfigError(f"{self.phase} needs a trained model to unlearn from.")
+        return self.trained
+
+    @property
+    def to_do(self) -> range:
+        """The rounds that are not done yet; the first one is 1."""
+        return range(self.last.index + 1 if self.last else 1, self.rounds + 1)
 
     @property
     def new(self) -> list[DeletionRequest]:
@@ -102,6 +161,12 @@ class Plan:
         return [c for c in self.federation.client_ids if c not in gone]
 
 
+WARM_START = (
+    "The student started from the old model: what the removed data taught it to do fades, but most "
+    "of what it remembers of single removed samples stays."
+)
+"""The note of methods that start from the model that they unlearn from."""
+
 WEIGHTS = "how much each client counts (equation 12)"
 """What is measured with adaptive weights, in words."""
 
@@ -112,41 +177,42 @@ def measures_weights(plan: Plan, _settings: Settings) -> Sequence[str]:
 
 
 @dataclass(frozen=True)
-class Method:
-    """A way to unlearn: the client's side by name, and the server's side as rounds."""
+class Method(Generic[S]):
+    """A way to unlearn: its settings, the server's side as rounds, and the client's steps."""
 
     name: str
     summary: str
-    settings: type[Settings]
-    steps: Mapping[str, ClientStep]
-    unlearn: Callable[[Plan, Settings], Iterator[Round]]
+    settings: type[S]
+    unlearn: Callable[[Plan, S], Iterator[Round]]
+    steps: Sequence[Step[Any]] = ()
+    """The client's side, for engines that call it by name. FedAvg's is always there."""
     kind: Kind = "retraining"
     """The two kinds that the paper tells apart."""
     guarantee: Guarantee = "approximate"
     """Exact: the distribution of retraining. Bounded: within a stated distance of it."""
     deletions: frozenset[Deletion] = ALL_DELETIONS
     """What it can remove; anything else is refused."""
-    needs_askers: Callable[[Plan, Settings], bool] = lambda _plan, _settings: False
+    needs_askers: Callable[[Plan, S], bool] = lambda _plan, _settings: False
     """Whether it forgets through the clients that asked: without them it forgets nothing."""
     source: str = ""
     """The paper that it comes from."""
     keeps: str = "nothing"
     """What is kept during the original training, in words."""
-    kept_rounds: Callable[[Settings, int], Sequence[int]] = lambda _settings, _rounds: ()
+    kept_rounds: Callable[[S, int], Sequence[int]] = lambda _settings, _rounds: ()
     """Of which training rounds the server must keep every client's update."""
-    kept_models: Callable[[Settings, int, int], int] | None = None
+    kept_models: Callable[[S, int, int], int] | None = None
     """How many models are kept; by default, of each kept round its start and every update."""
-    check: Callable[[Plan, Settings], None] = lambda _plan, _settings: None
+    check: Callable[[Plan, S], None] = lambda _plan, _settings: None
     """Raises, before any work is done, where the method cannot do what the plan asks."""
-    prepare: Callable[[Plan, Settings], Iterator[Round]] | None = None
+    prepare: Callable[[Plan, S], Iterator[Round]] | None = None
     """The method's own training, when it cannot start from FedAvg."""
-    measures: Callable[[Plan, Settings], Sequence[str]] = measures_weights
+    measures: Callable[[Plan, S], Sequence[str]] = measures_weights
     """What it decides by models' scores on the server's test set, in words."""
-    notes: Callable[[Plan, Settings], Sequence[str]] = lambda _plan, _settings: ()
+    notes: Callable[[Plan, S], Sequence[str]] = lambda _plan, _settings: ()
     """What a reader of the result must know, in sentences; :func:`notes_of` adds to it."""
 
 
-def notes_of(method: Method, plan: Plan, settings: Settings) -> Sequence[str]:
+def notes_of(method: Method[S], plan: Plan, settings: S) -> Sequence[str]:
     """Return what a reader of a method's result must know: its notes, and what it measured."""
     notes = list(method.notes(plan, settings))
     decided = method.measures(plan, settings)
@@ -158,7 +224,7 @@ def notes_of(method: Method, plan: Plan, settings: Settings) -> Sequence[str]:
     return notes
 
 
-def count_kept_models(method: Method, settings: Settings, clients: int, rounds: int) -> int:
+def count_kept_models(method: Method[S], settings: S, clients: int, rounds: int) -> int:
     """Return how many models a method keeps during a training of so many clients and rounds."""
     if method.kept_models is not None:
         return method.kept_models(settings, clients, rounds)
@@ -181,7 +247,7 @@ def by_client(requests: Sequence[DeletionRequest]) -> dict[str, list[DeletionReq
     return found
 
 
-def refuse_unhandled(method: Method, requests: Sequence[DeletionRequest]) -> None:
+def refuse_unhandled(method: Method[Any], requests: Sequence[DeletionRequest]) -> None:
     """Raise when a method cannot remove what is asked."""
     for request in requests:
         kind = deletion_kind(request)
@@ -202,7 +268,7 @@ def not_honoured(
     the model has not changed. ``absences`` holds the ``absent`` of every round, ``params`` is the
     model of the last one.
     """
-    if plan.original is not None and largest_change(plan.original, params) <= UNCHANGED:
+    if largest_change(plan.origin.params, params) <= UNCHANGED:
         return [NotHonoured(request, "the model has not changed") for request in plan.new]
     rounds = len(absences)
     lost = []
@@ -213,34 +279,7 @@ def not_honoured(
     return lost
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A round's answers: the updates that count, and what the round cost to ask."""
-
-    index: int
-    updates: Sequence[Update]
-    replies: RoundReplies
-    bytes_sent: int
-    absent: Sequence[str] = ()
-    """Askers that had to take part and did not."""
-
-    def finish(
-        self, params: Params, *, final: bool = False, memo: Mapping[str, Scalar] | None = None
-    ) -> Round:
-        """Return the finished round with its new global model."""
-        return Round(
-            self.index,
-            params,
-            self.replies.updates,
-            self.replies.failures,
-            self.bytes_sent,
-            final,
-            memo or {},
-            self.absent,
-        )
-
-
-def members(plan: Plan, index: int) -> list[str]:
+def participants(plan: Plan, index: int) -> list[str]:
     """Return the clients of a round: the askers that must be there, and others up to the share.
 
     The others are drawn anew for each round and for each deletion.
@@ -257,71 +296,80 @@ def members(plan: Plan, index: int) -> list[str]:
 
 def ask(
     plan: Plan,
-    steps: Mapping[str, ClientStep],
-    step: str,
+    step: Step[S],
     index: int,
     params: Params,
-    config: Mapping[str, Scalar],
+    settings: S,
     *,
-    constants: Mapping[str, Params] | None = None,
+    constants: Mapping[str, Constant] | None = None,
     clients: Sequence[str] | None = None,
     starts: Mapping[str, Params] | None = None,
+    quorum: float | None = None,
     may_be_empty: bool = False,
-) -> Asked:
+) -> Round:
     """Let clients run ``step`` on ``params``; raise when too few answer, or with nonsense.
 
-    ``starts`` holds what a client is given instead of ``params``, by its id. That no client has
-    any data left is an error unless ``may_be_empty``.
+    Returns the round as it is before the server has made a new model of what was learned.
+    ``starts`` holds what a client is given instead of ``params``, by its id. ``quorum`` counts
+    instead of that of the training. That nobody has any data left, or that nobody is to be asked,
+    is an error unless ``may_be_empty``.
     """
     new, honoured = by_client(plan.new), by_client(plan.honoured)
+    before = plan.trained
+    context = Context(
+        phase=plan.phase,
+        round=index,
+        learning_rate=learning_rate_at(plan.training, index, plan.rounds),
+        seed=int(plan.seed),
+        shard_seed=int(before.seed if before else plan.seed),
+        original_phase=before.phase if before else "origin",
+        warm=bool(plan.askers),
+    )
     tasks = [
         Task(
-            client_id=client_id,
-            step=step,
-            arrays={"model": (starts or {}).get(client_id, params)},
-            constants=constants or {},
-            config={
-                **config,
-                "phase": plan.phase,
-                "original_phase": plan.original_phase,
-                "round": index,
-                "last_round": plan.rounds,
-                "seed": plan.seed,
-                "shard_seed": plan.seed if plan.original_seed is None else plan.original_seed,
-            },
+            client_id,
+            step,
+            {"model": (starts or {}).get(client_id, params)},
+            settings,
+            context,
+            plan.training,
             requests=new.get(client_id, ()),
             honoured=honoured.get(client_id, ()),
+            constants=constants or {},
         )
-        for client_id in (members(plan, index) if clients is None else clients)
+        for client_id in (participants(plan, index) if clients is None else clients)
     ]
-    replies, sent = _run(plan, tasks, steps)
-    updates = _check(replies, len(tasks), index, plan)
-    if not updates and not may_be_empty:
-        raise nothing_left(plan, index)
+    replies, sent = _run(plan, tasks)
+    quorum = plan.training.quorum if quorum is None else quorum
+    _check(replies, quorum, len(tasks), index, plan)
     told: set[str] = set()
     if constants:
-        told = {client_id for before in range(1, index) for client_id in members(plan, before)}
+        told = {client_id for past in range(1, index) for client_id in participants(plan, past)}
     there = {update.client_id for update in replies.updates}
     absent = [client_id for client_id in plan.askers if client_id not in there]
-    return Asked(index, updates, replies, bytes_sent(sent, replies, told), absent)
+    sent_bytes = bytes_sent(sent, replies, told)
+    asked = Round(index, params, replies.updates, replies.failures, sent_bytes, absent=absent)
+    if not asked.learned and not may_be_empty:
+        raise nothing_left(plan, index)
+    return asked
 
 
-def _run(
-    plan: Plan, tasks: Sequence[Task], steps: Mapping[str, ClientStep]
-) -> tuple[RoundReplies, list[Task]]:
+def _run(plan: Plan, tasks: Sequence[Task[S]]) -> tuple[RoundReplies, list[Task[S]]]:
     """Run the tasks; an asker that must take part and fails is asked again.
 
     Returns the replies, in the order of the tasks, and all tasks that were sent.
     """
+    if not tasks:
+        return RoundReplies([], []), []
     sent = list(tasks)
-    replies = plan.federation.run(tasks, steps)
+    replies = plan.federation.run(tasks)
     for _ in range(ASKED_AGAIN):
         failed = {f.client_id for f in replies.failures if f.error not in ENDS_THE_RUN}
         again = [t for t in tasks if t.client_id in failed and t.client_id in plan.askers]
         if not again:
             break
         sent += again
-        more = plan.federation.run(again, steps)
+        more = plan.federation.run(again)
         asked = {task.client_id for task in again}
         updates = {u.client_id: u for u in (*replies.updates, *more.updates)}
         failures = [f for f in replies.failures if f.client_id not in asked]
@@ -350,29 +398,35 @@ def average(updates: Sequence[Update], server: ServerTest | None = None) -> Para
 
 def federated_rounds(
     plan: Plan,
-    steps: Mapping[str, ClientStep],
-    step: str,
-    config: Mapping[str, Scalar],
+    step: Step[S],
+    settings: S,
     *,
     start: Params,
     constants: Mapping[str, Params] | None = None,
-    adaptive: bool = False,
+    adaptive: bool | None = None,
 ) -> Iterator[Round]:
-    """Yield rounds in which clients run ``step`` on the global model and the server averages."""
+    """Yield rounds in which clients run ``step`` on the global model and the server averages.
+
+    ``constants`` are arrays that every client needs and that do not change. ``adaptive`` weighs
+    clients by their error on the server's test set; by default the training's ``aggregation`` says.
+    """
+    if adaptive is None:
+        adaptive = plan.training.aggregation == "adaptive"
     if adaptive and plan.server is None:
         raise ConfigError(
             "Adaptive weights (equation 12) measure clients on the server's test set: pass one "
             "(test=...), or switch them off (adaptive_weights = false, aggregation = 'size')."
         )
+    once = {name: Constant(arrays, digest(arrays)) for name, arrays in (constants or {}).items()}
     params = plan.last.params if plan.last else start
-    for index in range(plan.last.index + 1 if plan.last else 1, plan.rounds + 1):
-        asked = ask(plan, steps, step, index, params, config, constants=constants)
-        params = average(asked.updates, plan.server if adaptive else None)
-        yield asked.finish(params, final=index == plan.rounds)
+    for index in plan.to_do:
+        asked = ask(plan, step, index, params, settings, constants=once)
+        params = average(asked.learned, plan.server if adaptive else None)
+        yield replace(asked, params=params, final=index == plan.rounds)
 
 
-def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Update]:
-    """Return the updates that count, or raise: no finite numbers, or too few answers."""
+def _check(replies: RoundReplies, quorum: float, asked: int, index: int, plan: Plan) -> None:
+    """Raise where numbers are not finite, or too few clients answered."""
     where = f"in round {index} of {plan.phase}"
     for failure in replies.failures:
         if failure.error not in ENDS_THE_RUN:
@@ -384,28 +438,26 @@ def _check(replies: RoundReplies, asked: int, index: int, plan: Plan) -> list[Up
             )
         raise ConfigError(f"{failure.client_id} {where}: {failure.cause}")
     answered = len(replies.updates)
-    if answered < plan.training.quorum * asked:
+    if answered < quorum * asked:
         causes = "; ".join(f"{f.client_id}: {f.error}: {f.cause}" for f in replies.failures[:3])
         needed = [f.client_id for f in replies.failures if f.client_id in plan.askers]
         hint = f" Without {', '.join(needed)} their requests are not honoured." if needed else ""
         raise QuorumError(
             f"Only {answered} of {asked} clients answered {where}; the quorum is "
-            f"{plan.training.quorum:.0%}.{hint} First causes: {causes}"
+            f"{quorum:.0%}.{hint} First causes: {causes}"
         )
-    updates = [u for u in replies.updates if u.num_examples > 0]
-    for update in updates:
-        if not all_finite(update.params):
+    for update in replies.updates:
+        if update.num_examples > 0 and not all_finite(update.params):
             raise DivergenceError(
                 f"Non-finite weights from {update.client_id} {where}: lower learning_rate "
                 f"(now {plan.training.learning_rate:g})."
             )
-    return updates
 
 
-def bytes_sent(tasks: Sequence[Task], replies: RoundReplies, told: Collection[str]) -> int:
+def bytes_sent(tasks: Sequence[Task[S]], replies: RoundReplies, told: Collection[str]) -> int:
     """Count what crosses the wire: arrays both ways, constants to clients not ``told`` before."""
     down = sum(num_bytes(p) for t in tasks for p in t.arrays.values())
     new = [task for task in tasks if task.client_id not in told]
-    once = sum(num_bytes(p) for task in new for p in task.constants.values())
+    once = sum(num_bytes(c.params) for task in new for c in task.constants.values())
     up = sum(num_bytes(u.params) for u in replies.updates)
     return down + once + up

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,7 +27,7 @@ from goldfish.methods.steps import Fit
 from goldfish.settings import Count, Positive, Settings
 from goldfish.training.batches import Batch
 from goldfish.training.fit import Fitted, fit
-from goldfish.types import Client, ClientStep, Params, Round, Task, Update, Workspace
+from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 
 ByName: TypeAlias = Mapping[str, Tensor]
 """One tensor for each trainable parameter."""
@@ -56,29 +56,22 @@ class RapidRetrainSettings(Settings):
     """Plain steps of a client before its first preconditioned one."""
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+def unlearn(plan: Plan, settings: RapidRetrainSettings) -> Iterator[Round]:
     """Yield the rounds of preconditioned training from the fresh model on the remaining data."""
-    settings = cast("RapidRetrainSettings", settings)
-    return federated_rounds(
-        plan,
-        STEPS,
-        "rapid-retrain",
-        {**plan.training.to_task(), **settings.to_task()},
-        start=plan.fresh,
-        constants=fedavg.shard_constants(plan, plan.fresh),
-        adaptive=plan.training.aggregation == "adaptive",
-    )
+    constants = fedavg.shard_constants(plan, plan.fresh)
+    return federated_rounds(plan, RAPID, settings, start=plan.fresh, constants=constants)
 
 
-def rapid_retrain_step(task: Task, client: Client, workspace: Workspace) -> Update:
+def rapid_retrain_step(
+    task: Task[RapidRetrainSettings], client: Client, workspace: Workspace
+) -> Update:
     """Train the model on the client's remaining data with preconditioned steps."""
-    settings = RapidRetrainSettings.from_task(task.config)
 
     def fit_of(*shard: int) -> Fit:
-        key = "-".join([f"{task.config['phase']}/fisher", *map(str, shard)])
+        key = "-".join([f"{task.context.phase}/fisher", *map(str, shard)])
 
         def rapid_fit(*args: Any, **kwargs: Any) -> Fitted:
-            preconditioner = FisherPreconditioner(settings, client.state.arrays.get(key))
+            preconditioner = FisherPreconditioner(task.settings, client.state.arrays.get(key))
             fitted = fit(*args, **kwargs, precondition=preconditioner)
             client.state.arrays[key] = preconditioner.kept
             return replace(fitted, fisher_samples=preconditioner.samples)
@@ -88,7 +81,7 @@ def rapid_retrain_step(task: Task, client: Client, workspace: Workspace) -> Upda
     return fedavg.local_training(task, client, workspace, fit_of)
 
 
-STEPS: Mapping[str, ClientStep] = {"rapid-retrain": rapid_retrain_step}
+RAPID = Step("rapid-retrain", rapid_retrain_step, RapidRetrainSettings)
 
 
 class FisherPreconditioner:
@@ -228,7 +221,7 @@ RAPID_RETRAIN = Method(
     name="rapid-retrain",
     summary="Train a fresh model on the remaining data, with Fisher-preconditioned steps (B2).",
     settings=RapidRetrainSettings,
-    steps=STEPS,
+    steps=[RAPID],
     unlearn=unlearn,
     guarantee="exact",
     source=(

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Annotated, cast
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -24,14 +24,14 @@ from goldfish.settings import Count, Positive, Settings
 from goldfish.training.server_test import ServerTest
 from goldfish.types import (
     Client,
-    ClientStep,
+    Context,
     Failure,
     Federation,
     ModelFactory,
-    Params,
     Round,
     RoundReplies,
-    Scalar,
+    States,
+    Step,
     Task,
     Update,
     Workspace,
@@ -42,7 +42,7 @@ class RetrainSettings(Settings):
     """Retraining has no settings of its own: it uses those of the training."""
 
 
-def unlearn(plan: Plan, _settings: Settings) -> Iterator[Round]:
+def unlearn(plan: Plan, _settings: RetrainSettings) -> Iterator[Round]:
     """Yield the rounds of FedAvg from the fresh model, without the removed data."""
     return fedavg.train(plan, plan.fresh)
 
@@ -63,7 +63,7 @@ class RetrainTunedSettings(Settings):
         return factors
 
 
-def check_tuned(plan: Plan, _settings: Settings) -> None:
+def check_tuned(plan: Plan, _settings: RetrainTunedSettings) -> None:
     """Raise where retrain-tuned cannot do what is asked."""
     if plan.training.shards > 1 and plan.training.shard_mode == "isolated":
         raise ConfigError(
@@ -72,20 +72,18 @@ def check_tuned(plan: Plan, _settings: Settings) -> None:
         )
 
 
-def unlearn_tuned(plan: Plan, settings: Settings) -> Iterator[Round]:
+def unlearn_tuned(plan: Plan, settings: RetrainTunedSettings) -> Iterator[Round]:
     """Yield the rounds of retraining with the best learning rate of the sweep.
 
     They are those that ``retrain`` yields with that learning rate, bit for bit. Round 1 also
     carries everything that the other candidates did. The rounds of the sweep are yielded when it
     is over, so the seconds of all of them are in round 1.
     """
-    settings = cast("RetrainTunedSettings", settings)
     if plan.server is None:
         raise ConfigError(
             "retrain-tuned compares learning rates on the server's test set: pass one (test=...), "
             "or use retrain."
         )
-    check_tuned(plan, settings)
     last = plan.last
     if last is None:
         tried = _sweep(plan, plan.server, settings)
@@ -96,9 +94,16 @@ def unlearn_tuned(plan: Plan, settings: Settings) -> Iterator[Round]:
         yield replace(this, memo=last.memo)
 
 
-def keep_step(task: Task, client: Client, _workspace: Workspace) -> Update:
+class KeepSettings(Settings):
+    """What all clients are told after the sweep."""
+
+    chosen: str
+    """The phase of the best candidate."""
+
+
+def keep_step(task: Task[KeepSettings], client: Client, _workspace: Workspace) -> Update:
     """Keep the shard models of the chosen candidate as the method's own, and drop the others'."""
-    own, chosen = f"{task.config['phase']}/", f"{task.config['chosen']}/"
+    own, chosen = f"{task.context.phase}/", f"{task.settings.chosen}/"
     kept = client.state.arrays
     models = {key: kept.pop(key) for key in list(kept) if key.startswith(own)}
     for key, model in models.items():
@@ -107,7 +112,7 @@ def keep_step(task: Task, client: Client, _workspace: Workspace) -> Update:
     return answer(task, {}, 0, [])
 
 
-TUNED_STEPS: Mapping[str, ClientStep] = {**fedavg.STEPS, "keep": keep_step}
+KEEP = Step("keep", keep_step, KeepSettings)
 
 
 @dataclass(frozen=True)
@@ -127,17 +132,17 @@ class _Metered:
     def model(self) -> ModelFactory:
         return self.inner.model
 
-    def run(self, tasks: Sequence[Task], steps: Mapping[str, ClientStep]) -> RoundReplies:
-        replies = self.inner.run(tasks, steps)
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        replies = self.inner.run(tasks)
         self.updates.extend(replies.updates)
         self.failures.extend(replies.failures)
         self.sent.append(bytes_sent(tasks, replies, ()))
         return replies
 
-    def states(self) -> Mapping[str, Mapping[str, Params]]:
+    def states(self) -> States:
         return self.inner.states()
 
-    def restore(self, states: Mapping[str, Mapping[str, Params]]) -> None:
+    def restore(self, states: States) -> None:
         self.inner.restore(states)
 
     def bytes_kept(self, phase: str) -> int:
@@ -203,18 +208,13 @@ def _keep(plan: Plan, chosen: str) -> Sequence[Failure]:
     """Let all clients keep what belongs to the chosen candidate; return those that did not."""
     if plan.training.shards == 1:
         return ()
-    config: dict[str, Scalar] = {
-        "phase": plan.phase,
-        "chosen": chosen,
-        "round": 1,
-        "seed": plan.seed,
-    }
-    tasks = [Task(c, "keep", {}, config) for c in plan.federation.client_ids]
-    return plan.federation.run(tasks, TUNED_STEPS).failures
+    settings, context = KeepSettings(chosen=chosen), Context(phase=plan.phase)
+    tasks = [Task(c, KEEP, {}, settings, context) for c in plan.federation.client_ids]
+    return plan.federation.run(tasks).failures
 
 
-def _tuned_measures(plan: Plan, settings: Settings) -> Sequence[str]:
-    count = len(cast("RetrainTunedSettings", settings).factors)
+def _tuned_measures(plan: Plan, settings: RetrainTunedSettings) -> Sequence[str]:
+    count = len(settings.factors)
     return (f"which of {count} learning rates was used", *measures_weights(plan, settings))
 
 
@@ -222,7 +222,6 @@ RETRAIN = Method(
     name="retrain",
     summary="Train a fresh model on the remaining data (B1): exact, and the slowest.",
     settings=RetrainSettings,
-    steps=fedavg.STEPS,
     unlearn=unlearn,
     guarantee="exact",
     source="the paper's B1",
@@ -232,7 +231,7 @@ RETRAIN_TUNED = Method(
     name="retrain-tuned",
     summary="Retrain with the best learning rate of a small sweep, whose cost is counted.",
     settings=RetrainTunedSettings,
-    steps=TUNED_STEPS,
+    steps=[KEEP],
     unlearn=unlearn_tuned,
     guarantee="exact",
     source="the paper's B1, with a sweep of ours",

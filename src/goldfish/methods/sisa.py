@@ -15,15 +15,15 @@ probability decides, which the paper weighs beside the majority's vote.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from dataclasses import replace
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from goldfish.data import Subset
 from goldfish.errors import ConfigError
-from goldfish.methods.method import Asked, Method, Plan, ask, nothing_left
+from goldfish.methods.method import Method, Plan, ask, nothing_left
 from goldfish.methods.steps import answer, nothing_to_learn, shard_key, train_on
 from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
@@ -32,12 +32,10 @@ from goldfish.training.fit import Fitted
 from goldfish.training.workspace import MEMBERS, ensemble_size, join
 from goldfish.types import (
     Client,
-    ClientStep,
     Examples,
     Params,
     Round,
-    RoundReplies,
-    Scalar,
+    Step,
     Task,
     Update,
     Workspace,
@@ -50,12 +48,22 @@ FEWEST = 2
 class SisaSettings(Settings):
     """How SISA divides the data. What its training used, unlearning uses too."""
 
-    sisa_shards: Count = 1
+    shards: Count = 1
     """Shards of each client's data (the paper's S is this times the clients)."""
     slices: Count = 4
     """Slices of each shard, with a checkpoint after each (the paper's R)."""
     epochs_per_slice: Count | None = None
     """Passes over all slices so far after each slice joins; left out: as much work as training."""
+
+
+class SisaLayout(SisaSettings):
+    """How SISA's training divided the data, which no deletion changes."""
+
+    epochs_per_slice: Count
+    placing_seed: int
+    """The seed by which samples were given their places."""
+    phases: tuple[str, ...] = ()
+    """The phases under which clients keep checkpoints, the newest first."""
 
 
 def epochs_of(settings: SisaSettings, training: TrainingSettings) -> int:
@@ -73,7 +81,7 @@ def epochs_of(settings: SisaSettings, training: TrainingSettings) -> int:
 def place_of(sample_id: str, client_id: str, seed: int, settings: SisaSettings) -> tuple[int, int]:
     """Return the shard and the slice of a sample, which depend on no other sample."""
     number = derive_seed(seed, "sisa", client_id, sample_id)
-    return number % settings.sisa_shards, number // settings.sisa_shards % settings.slices
+    return number % settings.shards, number // settings.shards % settings.slices
 
 
 def slice_key(phase: str, shard: int, place: int, sample_ids: Sequence[str]) -> str:
@@ -94,46 +102,38 @@ def separate(ensemble: Params) -> list[Params]:
     return list(models)
 
 
-def prepare(plan: Plan, settings: Settings) -> Iterator[Round]:
+def prepare(plan: Plan, settings: SisaSettings) -> Iterator[Round]:
     """Yield the one round of SISA's own training: every client trains all its shards.
 
     ``participation`` has no part in it.
     """
-    own = cast("SisaSettings", settings)
-    layout: dict[str, Scalar] = {
-        "sisa_shards": own.sisa_shards,
-        "slices": own.slices,
-        "epochs_per_slice": epochs_of(own, plan.training),
-        "placing_seed": plan.seed,
-        "phases": "[]",
-    }
+    own = {**settings.model_dump(), "epochs_per_slice": epochs_of(settings, plan.training)}
+    layout = SisaLayout(**own, placing_seed=int(plan.seed))
     return _one_round(plan, layout, plan.staying, {})
 
 
-def unlearn(plan: Plan, settings: Settings) -> Iterator[Round]:
+def unlearn(plan: Plan, settings: SisaSettings) -> Iterator[Round]:
     """Yield the one round of a deletion: clients that lost data retrain what it touched.
 
     The members of all others stay; those of a client that leaves go, and so do those of one that
     was asked and failed, since they have seen what must be forgotten.
     """
-    layout, before = _trained(plan, cast("SisaSettings", settings))
+    layout, before = _trained(plan, settings)
     losing = {request.client_id for request in plan.new}
     clients = [client_id for client_id in plan.staying if client_id in losing]
     untouched = {c: models for c, models in before.items() if c not in losing}
     return _one_round(plan, layout, clients, untouched)
 
 
-def sisa_step(task: Task, client: Client, workspace: Workspace) -> Update:
+def sisa_step(task: Task[SisaLayout], client: Client, workspace: Workspace) -> Update:
     """Train each shard on from its last checkpoint that saw no removed sample, slice by slice.
 
     In training there is none, and each starts from the newly initialised weights that the task
     brings. A slice that is empty is passed over; a shard that is has no member.
     """
-    settings = SisaSettings.from_task(task.config)
-    seed, phase = int(task.config["placing_seed"]), str(task.config["phase"])
-    phases: list[str] = json.loads(str(task.config["phases"]))
+    layout, phase = task.settings, task.context.phase
     ids = client.retained.ids
-    places = [place_of(sample_id, client.id, seed, settings) for sample_id in ids]
+    places = [place_of(sample_id, client.id, layout.placing_seed, layout) for sample_id in ids]
     state = client.state.arrays
     kept: dict[str, Params] = {}
     members: list[Params] = []
@@ -142,12 +142,12 @@ def sisa_step(task: Task, client: Client, workspace: Workspace) -> Update:
     for shard, fresh in enumerate(separate(task.arrays["model"])):
         held = [p for p, (own, _) in enumerate(places) if own == shard]
         model: Params | None = None
-        for place in range(settings.slices):
+        for place in range(layout.slices):
             learned = [p for p in held if places[p][1] <= place]
             if all(places[p][1] < place for p in learned) or len(learned) < FEWEST:
                 continue
             samples = [ids[p] for p in learned]
-            old = [slice_key(before, shard, place, samples) for before in phases]
+            old = [slice_key(before, shard, place, samples) for before in layout.phases]
             known = next((state[key] for key in old if key in state), None)
             if known is None:
                 examples = Subset(client.retained, learned)
@@ -165,104 +165,96 @@ def sisa_step(task: Task, client: Client, workspace: Workspace) -> Update:
     return answer(task, join(members), num_examples, fits)
 
 
-STEPS: Mapping[str, ClientStep] = {"sisa": sisa_step}
+SISA_STEP = Step("sisa", sisa_step, SisaLayout)
 
 
 def _train(
-    task: Task, examples: Examples, workspace: Workspace, start: Params, shard: int, place: int
+    task: Task[SisaLayout],
+    examples: Examples,
+    workspace: Workspace,
+    start: Params,
+    shard: int,
+    place: int,
 ) -> tuple[Params, Fitted]:
     """Train a member on its slices so far; the step size is that of this share of the rounds."""
-    training = TrainingSettings.from_task(task.config)
-    settings = SisaSettings.from_task(task.config)
-    index = 1 + place * training.rounds // settings.slices
-    longer = training.model_copy(update={"local_epochs": settings.epochs_per_slice})
+    training, layout = task.training, task.settings
+    index = 1 + place * training.rounds // layout.slices
+    longer = training.model_copy(update={"local_epochs": layout.epochs_per_slice})
     rate = learning_rate_at(training, index, training.rounds)
-    return train_on(task, examples, workspace, longer, start, shard, place, learning_rate=rate)
+    return train_on(
+        task, examples, workspace, start, shard, place, settings=longer, learning_rate=rate
+    )
 
 
 def _one_round(
     plan: Plan,
-    layout: Mapping[str, Scalar],
+    layout: SisaLayout,
     clients: Sequence[str],
     untouched: Mapping[str, Sequence[Params]],
 ) -> Iterator[Round]:
     """Yield the round in which ``clients`` train, unless it is done already."""
     if plan.last is not None:
         return
-    shards = range(int(layout["sisa_shards"]))
     starts = {
-        client_id: join([_initial(plan, client_id, shard) for shard in shards])
+        client_id: join([_initial(plan, client_id, shard) for shard in range(layout.shards)])
         for client_id in clients
     }
-    asked = Asked(1, [], RoundReplies([], []), 0)
-    if clients:
-        config = {**plan.training.to_task(), **layout}
-        asked = ask(
-            plan,
-            STEPS,
-            "sisa",
-            1,
-            plan.fresh,
-            config,
-            clients=clients,
-            starts=starts,
-            may_be_empty=True,
-        )
-    trained = {update.client_id: separate(update.params) for update in asked.updates}
+    asked = ask(
+        plan, SISA_STEP, 1, plan.fresh, layout, clients=clients, starts=starts, may_be_empty=True
+    )
+    trained = {update.client_id: separate(update.params) for update in asked.learned}
     members = {**untouched, **trained}
     ordered = {c: members[c] for c in plan.federation.client_ids if c in members}
     if not ordered:
         raise nothing_left(plan, 1)
     ensemble = join([model for models in ordered.values() for model in models])
-    owners = json.dumps({client_id: len(models) for client_id, models in ordered.items()})
-    phases = json.dumps([plan.phase, *json.loads(str(layout["phases"]))])
-    memo = {**layout, "owners": owners, "phases": phases}
-    yield asked.finish(ensemble, final=True, memo=memo)
+    layout = layout.model_copy(update={"phases": (plan.phase, *layout.phases)})
+    owners = {client_id: len(models) for client_id, models in ordered.items()}
+    memo = {"layout": layout.model_dump(mode="json"), "owners": owners}
+    yield replace(asked, params=ensemble, final=True, memo=memo)
 
 
 def _initial(plan: Plan, client_id: str, shard: int) -> Params:
     return fresh_params(plan.federation.model, plan.seed, "sisa", client_id, shard)
 
 
-def _trained(
-    plan: Plan, settings: SisaSettings
-) -> tuple[dict[str, Scalar], dict[str, list[Params]]]:
+def _trained(plan: Plan, settings: SisaSettings) -> tuple[SisaLayout, dict[str, list[Params]]]:
     """Return how SISA's training divided the data, and each client's members."""
-    memo = dict(plan.original_memo)
-    if plan.original is None or "owners" not in memo:
+    memo = plan.origin.memo
+    try:
+        layout, owners = SisaLayout.model_validate(memo["layout"]), memo["owners"]
+    except (KeyError, ValidationError):
         raise ConfigError(
             "sisa goes on from its own training, and what that remembered is missing: train with "
             "goldfish.train(..., method='sisa')."
-        )
+        ) from None
     for name in sorted(settings.model_fields_set):
-        value = getattr(settings, name)
-        if value is not None and value != memo[name]:
+        value, used = getattr(settings, name), getattr(layout, name)
+        if value not in (None, used):
             raise ConfigError(
-                f"{name} is {value}, but the training used {memo[name]}, and its checkpoints "
+                f"{name} is {value}, but the training used {used}, and its checkpoints "
                 f"fit no other: leave {name} out, or train anew."
             )
-    models = iter(separate(plan.original))
-    owners: dict[str, int] = json.loads(str(memo.pop("owners")))
-    return memo, {c: [next(models) for _ in range(count)] for c, count in owners.items()}
+    models = iter(separate(plan.origin.params))
+    return layout, {c: [next(models) for _ in range(count)] for c, count in owners.items()}
 
 
-def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
+def _notes(_plan: Plan, _settings: SisaSettings) -> Sequence[str]:
     return (
         "SISA's model is an ensemble of members that were each trained on one shard alone: "
         "compare it with what SISA's own training gave, not with the model of FedAvg.",
     )
 
 
-def _kept_models(settings: Settings, clients: int, _rounds: int) -> int:
-    own = cast("SisaSettings", settings)
-    return clients * own.sisa_shards * own.slices
+def _kept_models(settings: SisaSettings, clients: int, _rounds: int) -> int:
+    return clients * settings.shards * settings.slices
 
 
 SISA = Method(
     name="sisa",
     summary="Isolated shards and slices with checkpoints: exact, and retrains only what was hit.",
     settings=SisaSettings,
-    steps=STEPS,
+    steps=[SISA_STEP],
     unlearn=unlearn,
     guarantee="exact",
     source=(

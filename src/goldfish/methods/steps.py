@@ -11,7 +11,7 @@ import torch
 from goldfish.data import RandomCropFlip, removal
 from goldfish.errors import ConfigError
 from goldfish.randomness import derive_seed, generator
-from goldfish.settings import TrainingSettings, learning_rate_at
+from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Transform, plain_batches, reads_alike
 from goldfish.training.fit import Fitted, cross_entropy_objective, fit, predict
 from goldfish.training.teacher import Teacher
@@ -21,18 +21,13 @@ Fit: TypeAlias = Callable[..., Fitted]
 """The training loop, :func:`goldfish.training.fit.fit`, or that loop with more arguments given."""
 
 
-def task_generator(task: Task, purpose: str, *parts: int) -> torch.Generator:
+def task_generator(task: Task[Any], purpose: str, *parts: int) -> torch.Generator:
     """Return the generator for one purpose of this client in this round.
 
     The method's name is not part of it: all methods see the data in the same order.
     """
-    seed, index = int(task.config["seed"]), int(task.config["round"])
-    return generator(seed, purpose, index, task.client_id, *parts)
-
-
-def task_learning_rate(task: Task, settings: TrainingSettings) -> float:
-    """Return the step size of the task's round."""
-    return learning_rate_at(settings, int(task.config["round"]), int(task.config["last_round"]))
+    context = task.context
+    return generator(context.seed, purpose, context.round, task.client_id, *parts)
 
 
 def transform_of(settings: TrainingSettings) -> Transform | None:
@@ -41,20 +36,21 @@ def transform_of(settings: TrainingSettings) -> Transform | None:
 
 
 def train_on(
-    task: Task,
+    task: Task[Any],
     examples: Examples,
     workspace: Workspace,
-    settings: TrainingSettings,
     start: Params,
     *purpose: int,
+    settings: TrainingSettings | None = None,
     fit: Fit = fit,
     **more: Any,
 ) -> tuple[Params, Fitted]:
     """Train a model from ``start`` on examples with the cross-entropy loss.
 
-    ``purpose`` tells several trainings of one task apart. ``fit`` is given ``more`` beside what the
-    task says; a ``learning_rate`` among it counts instead of that of the task's round.
+    ``purpose`` tells several trainings of one task apart. ``settings`` count instead of the task's,
+    and ``more`` is given to ``fit`` beside, or instead of, what the task says.
     """
+    settings = settings or task.training
     model = workspace.load("student", start)
     order = task_generator(task, "batches", *purpose)
     fitted = fit(
@@ -64,13 +60,13 @@ def train_on(
         cross_entropy_objective,
         settings,
         generator=order,
-        **{"learning_rate": task_learning_rate(task, settings), **more},
+        **{"learning_rate": task.context.learning_rate, **more},
     )
     return model.params(), fitted
 
 
 def teacher_of(
-    task: Task,
+    task: Task[Any],
     client: Client,
     workspace: Workspace,
     name: str,
@@ -80,28 +76,28 @@ def teacher_of(
 ) -> Teacher:
     """Return a teacher of these examples: its logits of them if they can be known, else the model.
 
-    ``name`` is that of the task's constant; the task's configuration holds its digest as
-    ``{name}_digest``. A teacher does not change in a phase, so it is asked in the first round that
-    the client takes part in, and its logits are kept for the others: one set for each ``purpose``
-    (a shard), until another phase comes. Where the inputs change, by ``transform`` or in the
-    dataset itself, the model is asked batch by batch.
+    ``name`` is that of the task's constant. A teacher does not change in a phase, so it is asked in
+    the first round that the client takes part in, and its logits are kept for the others: one set
+    for each ``purpose`` (a shard), until another phase comes. Where the inputs change, by
+    ``transform`` or in the dataset itself, the model is asked batch by batch.
     """
+    constant = task.constants[name]
     if transform is not None:
-        return Teacher(workspace.load("teacher", task.constants[name]).module)
+        return Teacher(workspace.load("teacher", constant.params).module)
     ids = _digest_of_ids(tuple(examples.ids))
-    fingerprint = f"{task.config['phase']} {task.config[f'{name}_digest']} {ids}"
+    fingerprint = f"{task.context.phase} {constant.digest} {ids}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     asked = 0
     if logits is None or found != fingerprint:
         logits = torch.empty(0)  # stands for inputs that change
         if reads_alike(examples):
-            teacher = workspace.load("teacher", task.constants[name])
+            teacher = workspace.load("teacher", constant.params)
             logits = predict(teacher.module, examples).to(teacher.device)
             asked = len(examples)
         client.state.cache[key] = fingerprint, logits
     if not len(logits):
-        return Teacher(workspace.load("teacher", task.constants[name]).module)
+        return Teacher(workspace.load("teacher", constant.params).module)
     return Teacher(logits, asked)
 
 
@@ -115,7 +111,7 @@ def shard_key(phase: str, index: int) -> str:
     return f"{phase}/shard-{index}"
 
 
-def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]) -> Update:
+def answer(task: Task[Any], params: Params, num_examples: int, fits: Sequence[Fitted]) -> Update:
     """Return the update; its loss is the mean risk of the last epochs."""
     last = [fitted.epoch_risks[-1] for fitted in fits]
     metrics = {
@@ -128,7 +124,7 @@ def answer(task: Task, params: Params, num_examples: int, fits: Sequence[Fitted]
     return Update(task.client_id, params, num_examples, metrics)
 
 
-def refuse_missing(task: Task, client: Client) -> None:
+def refuse_missing(task: Task[Any], client: Client) -> None:
     """Raise where samples are deleted already that the client must show the old model once more."""
     named = removal.named_samples(task.requests)
     there = () if client.removed is None else client.removed.ids
@@ -141,7 +137,7 @@ def refuse_missing(task: Task, client: Client) -> None:
         )
 
 
-def check_asker(task: Task, client: Client) -> None:
+def check_asker(task: Task[Any], client: Client) -> None:
     """Raise where a client cannot unteach the old model what it wants removed.
 
     For methods that forget through their askers: they start from a model that knows the data.
@@ -155,6 +151,6 @@ def check_asker(task: Task, client: Client) -> None:
         )
 
 
-def nothing_to_learn(task: Task) -> Update:
+def nothing_to_learn(task: Task[Any]) -> Update:
     """Return the answer of a client that has no data left."""
     return answer(task, task.arrays["model"], 0, [])

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from goldfish.report.formatting import count, gap
-from goldfish.results import METRICS, ORIGIN, YARDSTICK, Metric, Result
+from goldfish.results import ACCURACY, METRICS, ORIGIN, YARDSTICK, Metric, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +37,7 @@ PLACES = {
     "rapid-retrain": 8,
     "goldfish-warm": 9,
     "gradient-ascent": 10,
+    "goldfish-sprint": 11,
 }
 """The known methods keep their colours in every report."""
 PALETTE_SIZE = 12
@@ -122,7 +123,7 @@ def charts(result: Result) -> Iterator[Chart]:
         lines = course(result, metric) if metric.chart else []
         if not lines:
             continue
-        first = metric is METRICS[0]
+        first = metric is ACCURACY
         images = getattr(result.test_images, metric.images) if metric.images else 0
         of = f" ({count(images)} images)" if images else ""
         reference = None if origin is None else metric.of(origin)
@@ -169,7 +170,7 @@ def course_of_time(result: Result) -> list[Line]:
     time to quality need not lie on the mean course.
     """
     lines = []
-    for line in course(result, METRICS[0]):
+    for line in course(result, ACCURACY):
         method = result.methods[line.method]
         at = list(accumulate(record.seconds for record in method.rounds))
         done = method.time_to_quality

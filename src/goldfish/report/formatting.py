@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from goldfish.results import Unit
+
+Form: TypeAlias = Callable[[float | None, float | None], str]
+"""Writes a number and its standard deviation."""
 
 NOTHING = "–"
 """Stands where there is no number."""
@@ -146,7 +150,7 @@ def size(value: float | None, _std: float | None = None) -> str:
     return f"{value / 1024:.1f} TiB"
 
 
-FORMS: Mapping[Unit, Callable[[float | None, float | None], str]] = {
+FORMS: Mapping[Unit, Form] = {
     "percent": percent,
     "gap": gap,
     "seconds": seconds,
@@ -156,16 +160,7 @@ FORMS: Mapping[Unit, Callable[[float | None, float | None], str]] = {
     "probability": p_value,
     "number": decimal,
 }
-"""How a number and its standard deviation are written."""
-
-
-def brief_percent(value: float | None, std: float | None = None) -> str:
-    """Format a percentage without blanks and unit.
-
-    >>> brief_percent(95.52, 0.31)
-    '95.5±0.3'
-    """
-    return percent(value, std).replace(" ± ", "±").removesuffix(" %")
+"""How the numbers of each unit are written."""
 
 
 def brief_gap(value: float | None, std: float | None = None) -> str:
@@ -215,9 +210,9 @@ def brief_size(value: float | None, _std: float | None = None) -> str:
     return f"{value:.0f}{unit}"
 
 
-BRIEF = {
+BRIEF: Mapping[Unit, Form] = {
     **FORMS,
-    "percent": brief_percent,
+    "percent": lambda value, std: percent(value, std).replace(" ± ", "±").removesuffix(" %"),
     "gap": brief_gap,
     "seconds": brief_seconds,
     "bytes": brief_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from goldfish.report.verdict import (
     not_honoured,
     removed_class_name,
 )
-from goldfish.results import METRICS, ORIGIN, YARDSTICK, Result, Run, Samples, read_run
+from goldfish.results import ACCURACY, METRICS, ORIGIN, YARDSTICK, Result, Run, read_run
 
 MAX_CLASSES = 20
 """The heat table shows at most so many classes: those with the lowest accuracy."""
@@ -62,10 +63,10 @@ def render(run: Run) -> str:
     page = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    page.filters["percent"] = percent
     page.filters["unbroken"] = lambda text: text.replace(" %", f"{UNBROKEN}%")
     config, colour = dict(flat(result.config)), colours(list(result.methods))
-    shown = pictures(run.samples)
-    drawn = {line.method for line in course(result, METRICS[0])}
+    drawn = {line.method for line in course(result, ACCURACY)}
     diverged = [name for name, method in result.methods.items() if method.diverged]
     template = page.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
@@ -82,8 +83,9 @@ def render(run: Run) -> str:
         own=own_trainings(result),
         costs=cost_bars(result),
         heat=heat(result, run.samples.class_names),
-        pictures=shown,
-        relabelled=any(picture.trained != picture.true for picture in shown),
+        samples=run.samples.samples,
+        name=partial(label_name, names=run.samples.class_names),
+        relabelled=any(sample.label != sample.true_label for sample in run.samples.samples),
         failures=failures(result),
         notes=notes(result),
         config=config,
@@ -136,9 +138,9 @@ def _settings(table: str, config: Mapping[str, str]) -> str:
 def _methods(result: Result, config: Mapping[str, str]) -> str:
     names = ", ".join(name for name in result.methods if name != ORIGIN)
     last = " after the last deletion" if moments(result) else ""
-    limit = plural(int(config.get("unlearning.rounds", 0)), "round")
-    more = _settings("unlearning", config)
-    return f"{names}; at most {limit} each{last}{more and f', {more}'}" if names else ""
+    limit = f"at most {plural(int(config.get('unlearning.rounds', 0)), 'round')} each{last}"
+    how = [text for text in (limit, _settings("unlearning", config)) if text]
+    return f"{names}; {', '.join(how)}" if names else ""
 
 
 def _federation(result: Result, config: Mapping[str, str]) -> str:
@@ -221,48 +223,6 @@ def heat(result: Result, class_names: Sequence[str]) -> Heat | None:
     amounts = [n for i, n in enumerate(result.test_images.per_class) if i in shown]
     ends = dict.fromkeys((count(min(amounts)), count(max(amounts)))) if amounts else ()
     return Heat([label_name(i, class_names) for i in shown], rows, len(lows), " to ".join(ends))
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A removed sample: its image, its labels, and what each model says it is."""
-
-    id: str
-    client_id: str
-    png: str
-    trained: str
-    true: str
-    predictions: Sequence[tuple[str, str, str, str]]
-    """Method, label, confidence, and whether that is the ``trained`` or the ``true`` label."""
-
-
-def pictures(samples: Samples) -> list[Picture]:
-    """Return the removed samples as the page shows them."""
-    names = samples.class_names
-
-    def kind(guess: int, trained: int, true: int) -> str:
-        known = "trained" if guess == trained else "true" if guess == true else "other"
-        return known if trained != true else ""
-
-    return [
-        Picture(
-            id=sample.id,
-            client_id=sample.client_id,
-            png=sample.png,
-            trained=label_name(sample.label, names),
-            true=label_name(sample.true_label, names),
-            predictions=[
-                (
-                    method,
-                    label_name(guess.label, names),
-                    percent(100 * guess.confidence),
-                    kind(guess.label, sample.label, sample.true_label),
-                )
-                for method, guess in sample.predictions.items()
-            ],
-        )
-        for sample in samples.samples
-    ]
 
 
 def label_name(label: int, names: Sequence[str]) -> str:

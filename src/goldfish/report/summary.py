@@ -5,13 +5,14 @@ Each walks ``METRICS``; the page and the command line show them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from goldfish.report.formatting import BRIEF, FORMS, NOTHING, change, count, gap, p_value, wilson
 from goldfish.report.verdict import reached, verdicts
 from goldfish.results import (
+    ACCURACY,
     METRICS,
     ORIGIN,
     YARDSTICK,
@@ -87,7 +88,7 @@ def _column(metric: Metric, result: Result) -> tuple[str, list[str]]:
 
 
 def _cell(metric: Metric, method: MethodResult, result: Result) -> str:
-    if method.diverged and metric is METRICS[0]:
+    if method.diverged and metric is ACCURACY:
         return "diverged"
     if method.missed and metric.key == "seconds_to_quality":
         return f"in {text} seeds" if (text := reached(method)) else "not reached"
@@ -106,7 +107,7 @@ def _cell(metric: Metric, method: MethodResult, result: Result) -> str:
 
 
 def _brief(metric: Metric, method: MethodResult) -> str:
-    if method.diverged and metric is METRICS[0]:
+    if method.diverged and metric is ACCURACY:
         return "diverged"
     if method.missed and metric.key == "seconds_to_quality":
         return reached(method) or "not met"
@@ -155,7 +156,7 @@ def cost_bars(result: Result) -> list[Bars]:
         longest, base = max(values.values(), default=0.0), values.get(YARDSTICK)
         if not metric.bars or longest <= 0:
             continue
-        form: Callable[[float | None, float | None], str] = FORMS[metric.unit]
+        form = FORMS[metric.unit]
         bars = [
             Bar(
                 method=name,

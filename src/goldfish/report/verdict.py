@@ -22,7 +22,16 @@ from goldfish.report.formatting import (
     seconds,
     wilson,
 )
-from goldfish.results import ORIGIN, YARDSTICK, Final, Interval, Memory, MethodResult, Result
+from goldfish.results import (
+    ORIGIN,
+    YARDSTICK,
+    Final,
+    Interval,
+    Margins,
+    Memory,
+    MethodResult,
+    Result,
+)
 
 Status: TypeAlias = Literal["gone", "partly", "kept", "unclear"]
 RANKS: Mapping[Status, int] = {"unclear": 0, "gone": 1, "partly": 2, "kept": 3}
@@ -203,6 +212,13 @@ def _left(after: float, before: float, floor: float | None) -> tuple[float, floa
     return signal, (after - (floor or 0.0)) / signal if signal > 0 else 1.0
 
 
+def _graded(signal: float, left: float, margins: Margins) -> Status:
+    """Grade what is left of what a test found, if it found enough to tell."""
+    if signal < margins.signal:
+        return "unclear"
+    return "kept" if left >= margins.kept else "partly" if left > margins.gone else "gone"
+
+
 def _backdoor(case: _Case) -> _Finding | None:
     before, after, margins = case.before, case.after, case.result.margins
     if before is None or before.backdoor_success is None or after.backdoor_success is None:
@@ -216,38 +232,39 @@ def _backdoor(case: _Case) -> _Finding | None:
             f"Without the trigger {rates} of the same images get the attacker's label: only what "
             "the trigger adds counts."
         )
-    if signal < margins.signal:
-        title = "No verdict: the backdoor never took"
+    status = _graded(signal, left, margins)
+    if status == "unclear":
         sentences.append(
             "Before the deletion the trigger had hardly more effect than in a model without the "
             "data, so this test cannot tell whether the data is gone."
         )
-        return _Finding("unclear", title, "no verdict", sentences, by)
-    if signal < margins.weak:
+    elif signal < margins.weak:
         by = "a weak backdoor"
         beyond = "0" if floor is None else "what it adds in retrain"
         sentences.append(
             f"Weak evidence: in {case.before_name} the trigger adds only {signal:.1f} points more "
             f"than {beyond}."
         )
-    if left >= margins.kept:
-        title = "Not gone: the backdoor still works"
-        return _Finding("kept", title, "backdoor works", sentences, by)
-    if left > margins.gone:
-        title = "Partly gone: some of the backdoor is left"
+    if status == "partly":
         sentences.append("Part of what the removed data taught is still there.")
-        return _Finding("partly", title, "backdoor in part", sentences, by)
-    return _Finding("gone", "", "backdoor gone", sentences, by)
+    title, short = {
+        "unclear": ("No verdict: the backdoor never took", "no verdict"),
+        "kept": ("Not gone: the backdoor still works", "backdoor works"),
+        "partly": ("Partly gone: some of the backdoor is left", "backdoor in part"),
+        "gone": ("", "backdoor gone"),
+    }[status]
+    return _Finding(status, title, short, sentences, by)
 
 
 def removed_class_name(result: Result) -> str:
     """Return what the removed classes are called; empty where none was removed."""
     found = [str(label) for label in result.deletion.removed_classes]
-    return f"the removed {'class' if len(found) == 1 else 'classes'} {listing(found)}" * bool(found)
+    noun = "class" if len(found) == 1 else "classes"
+    return f"the removed {noun} {listing(found)}" if found else ""
 
 
 def _removed_class(case: _Case) -> _Finding | None:
-    before, after, margins = case.before, case.after, case.result.margins
+    before, after = case.before, case.after
     was = None if before is None else before.removed_class_accuracy
     now = after.removed_class_accuracy
     if before is None or was is None or now is None:
@@ -262,16 +279,14 @@ def _removed_class(case: _Case) -> _Finding | None:
         sentences.append(
             f"Of the images of other classes {rates} are taken for it too: that is subtracted."
         )
-    if signal < margins.signal:
-        title = f"No verdict: {case.before_name} hardly knew {what}"
-        return _Finding("unclear", title, "no verdict", sentences, by)
-    if left >= margins.kept:
-        title = f"Not gone: {case.name} still knows {what}"
-        return _Finding("kept", title, "class known", sentences, by)
-    if left > margins.gone:
-        title = f"Partly gone: {case.name} knows {what} in part"
-        return _Finding("partly", title, "class in part", sentences, by)
-    return _Finding("gone", "", "class gone", sentences, by)
+    status = _graded(signal, left, case.result.margins)
+    title, short = {
+        "unclear": (f"No verdict: {case.before_name} hardly knew {what}", "no verdict"),
+        "kept": (f"Not gone: {case.name} still knows {what}", "class known"),
+        "partly": (f"Partly gone: {case.name} knows {what} in part", "class in part"),
+        "gone": ("", "class gone"),
+    }[status]
+    return _Finding(status, title, short, sentences, by)
 
 
 def _memory(case: _Case, memory: Memory) -> _Finding:

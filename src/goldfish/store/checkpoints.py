@@ -15,7 +15,7 @@ from torch import Tensor
 
 from goldfish.errors import StoreError
 from goldfish.store.files import write_whole
-from goldfish.types import Params, Scalar
+from goldfish.types import Memo, Params
 
 STATE = "state:"
 
@@ -30,7 +30,7 @@ class Checkpoint:
     """What each client keeps: client id, then key, then parameters."""
     final: bool = False
     """The phase ended with this round."""
-    memo: Mapping[str, Scalar] = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict)
     """What the method must remember to go on."""
 
 

@@ -56,7 +56,7 @@ class Draw(NamedTuple):
     positions: Tensor
     changes: Tensor | None = None
     """What the transform drew for the inputs."""
-    said: Tensor | None = None
+    teacher_logits: Tensor | None = None
     """The teacher's logits, where they are known already."""
     removed: Tensor | None = None
     removed_changes: Tensor | None = None
@@ -81,8 +81,8 @@ def fold(joined: Draw, sizes: Sequence[int], removed_sizes: Sequence[int]) -> li
         for shape, alike in itertools.groupby(zip(sizes, removed_sizes, strict=True))
     ]
     counts = [count for _, _, count in runs]
-    kept = [size * count for size, _, count in runs]
-    lost = [size * count for _, size, count in runs]
+    retained = [size * count for size, _, count in runs]
+    removed = [size * count for _, size, count in runs]
 
     def pieces(part: Tensor | None, lengths: list[int]) -> list[Tensor | None]:
         if part is None:
@@ -90,7 +90,7 @@ def fold(joined: Draw, sizes: Sequence[int], removed_sizes: Sequence[int]) -> li
         cut = zip(counts, part.split(lengths), strict=True)
         return [piece.view(count, -1, *part.shape[1:]) for count, piece in cut]
 
-    parts = map(pieces, joined, (kept, kept, kept, lost, lost))
+    parts = map(pieces, joined, (retained, retained, retained, removed, removed))
     return [Draw._make(stacked) for stacked in zip(*parts, strict=True)]
 
 
@@ -109,12 +109,12 @@ class Gatherer:
     def __call__(self, draw: Draw, temperature: float | Tensor = 1.0) -> Batch:
         """Return the batch of a located draw."""
         inputs, labels = self._read(self.source, draw.positions, draw.changes)
-        said, lost = draw.said, None
+        logits, removed = draw.teacher_logits, None
         if self.teacher is not None:
-            said = logits_of(self.teacher, inputs)
+            logits = logits_of(self.teacher, inputs)
         if draw.removed is not None and self.removed_source is not None:
-            lost = self._read(self.removed_source, draw.removed, draw.removed_changes)
-        return Batch(inputs, labels, said, lost, temperature)
+            removed = self._read(self.removed_source, draw.removed, draw.removed_changes)
+        return Batch(inputs, labels, logits, removed, temperature)
 
     def _read(
         self, source: Examples, positions: Tensor, changes: Tensor | None
@@ -142,14 +142,14 @@ class ExampleBatches:
     generator: torch.Generator
     view: Tensor | None = None
     """Where the client's samples are in the gatherer's source; None: they are all of it."""
-    said: Tensor | None = None
+    teacher_logits: Tensor | None = None
     """What the teacher says of each of the client's samples, on the device of the model."""
     temperature: float = 1.0
     """The client's temperature for comparing teacher and student."""
-    forget: Iterator[Tensor] | None = None
+    removed_order: Iterator[Tensor] | None = None
     """Positions of removed samples, a batch at a time, without end."""
-    forget_generator: torch.Generator | None = None
-    forget_view: Tensor | None = None
+    removed_generator: torch.Generator | None = None
+    removed_view: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Batch:
         """Return the batch at ``positions``."""
@@ -167,12 +167,12 @@ class ExampleBatches:
         for size in sizes:
             if transform is not None:
                 changes.append(transform.draw(size, self.generator))
-            if self.forget is not None and self.forget_generator is not None:
-                removed.append(next(self.forget))
+            if self.removed_order is not None and self.removed_generator is not None:
+                removed.append(next(self.removed_order))
                 if transform is not None:
                     number = len(removed[-1])
-                    removed_changes.append(transform.draw(number, self.forget_generator))
-        numbers = [len(lost) for lost in removed] or [0] * len(sizes)
+                    removed_changes.append(transform.draw(number, self.removed_generator))
+        numbers = [len(positions) for positions in removed] or [0] * len(sizes)
         joined = [torch.cat(d) if d else None for d in (changes, removed, removed_changes)]
         return Draw(positions, joined[0], None, *joined[1:]), numbers
 
@@ -183,8 +183,10 @@ class ExampleBatches:
         """
         return draw._replace(
             positions=_look_up(self.view, draw.positions),
-            said=None if self.said is None else _look_up(self.said, draw.positions),
-            removed=None if draw.removed is None else _look_up(self.forget_view, draw.removed),
+            teacher_logits=None
+            if self.teacher_logits is None
+            else _look_up(self.teacher_logits, draw.positions),
+            removed=None if draw.removed is None else _look_up(self.removed_view, draw.removed),
         )
 
 
@@ -207,9 +209,9 @@ def with_removed(
     return replace(
         batches,
         gather=replace(batches.gather, removed_source=source),
-        forget=_endless(len(removed), size, generator),
-        forget_generator=generator,
-        forget_view=view,
+        removed_order=_endless(len(removed), size, generator),
+        removed_generator=generator,
+        removed_view=view,
     )
 
 

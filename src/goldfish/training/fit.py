@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.errors import DataError, DivergenceError
-from goldfish.hardware.gpu import fetch
+from goldfish.hardware.gpu import to_cpu
 from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Batch, BatchSource, logits_of
 from goldfish.training.sgd import AfterStep, Loss, Objective, Precondition, Sgd
@@ -31,9 +31,9 @@ class Fitted:
     steps: int
     samples: int
     teacher_samples: int = 0
-    """Samples that a teacher looked at; who asks the teacher counts them."""
+    """Samples that passed through a teacher; filled in by the caller of :func:`fit`."""
     fisher_samples: int = 0
-    """Samples whose gradients were taken one by one; who takes them counts them."""
+    """Samples whose gradients were computed one by one; filled in by the caller too."""
 
 
 def fit(
@@ -54,8 +54,8 @@ def fit(
 
     ``stop`` is asked after each epoch with the mean risks so far and ends the training early, as
     does having taken ``max_steps`` steps. ``precondition`` may change the gradients before a step;
-    ``after_step`` gets the model after it, with the loss before it, and its yes ends the training.
-    A loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
+    ``after_step`` gets the model after it and the loss before it, and True ends the training. A
+    loss that is not finite raises :class:`DivergenceError` at the end of its epoch.
     """
     sgd = Sgd(settings.momentum, settings.weight_decay, settings.precision)
     trainer = model.trainer(batches, objective, sgd, learning_rate, precondition, after_step)
@@ -101,7 +101,7 @@ def predict(model: nn.Module, examples: Examples, batch_size: int | None = None)
     device = next(model.parameters()).device
     size = batch_size or (PREDICTED_AT_ONCE if device.type == "cpu" else PREDICTED_AT_ONCE_BY_GPU)
     batches = torch.arange(len(examples)).split(size)
-    return all_logits(model, (examples.batch(b)[0].to(device) for b in batches), fetch)
+    return all_logits(model, (examples.batch(b)[0].to(device) for b in batches), to_cpu)
 
 
 def all_logits(

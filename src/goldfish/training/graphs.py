@@ -12,14 +12,13 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol, Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from goldfish.hardware.gpu import fetch, work_given
+from goldfish.hardware.gpu import to_cpu, work_given
 from goldfish.training.batches import Draw, ExampleBatches, Gatherer, fold
 from goldfish.training.sgd import Epoch, Objective, Sgd, Trainer, TrainingStep
 
@@ -29,29 +28,13 @@ ROWS = 64
 """Draws that a table holds; longer epochs fill it again."""
 
 AHEAD = 16
-"""Steps between two marks of a :class:`Pace`."""
+"""Steps between two events that a :class:`Pace` records."""
 
 KEPT_SHAPES = 64
 """Shapes of batches that a training keeps recorded; more are walked through step by step."""
 
 KEPT_RECORDINGS = 8
 """Trainings of different kinds that a model keeps the recorded steps of."""
-
-
-class DrawnStep(Protocol):
-    """A training step on one draw, all of whose parts are on the device."""
-
-    def __call__(self, draw: Draw) -> object:
-        """Take the step."""
-
-    def practice(self) -> AbstractContextManager[None]:
-        """Return the context for steps that are taken back at its end."""
-
-    def uncounted(self) -> AbstractContextManager[None]:
-        """Return the context for steps that shall not count themselves."""
-
-    def count(self, steps: int) -> None:
-        """Count steps that did not count themselves."""
 
 
 class Graph(Protocol):
@@ -101,9 +84,10 @@ class DeviceRecord:
 
 
 class Pace:
-    """Lets a GPU be given some steps before those in front of them are waited for.
+    """Limits how many steps wait in the GPU's queue.
 
-    Its queue is not endless: who starts more has to wait, and would keep others from their turn.
+    A thread that adds to a full queue is blocked, and it would keep its turn meanwhile. So it
+    waits earlier, and gives its turn up (:mod:`goldfish.hardware.gpu`).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -112,11 +96,11 @@ class Pace:
         self._wait: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Begin when nothing is under way."""
+        """Begin with an empty queue."""
         self._steps, self._wait = 0, None
 
     def step(self) -> None:
-        """Count a step that was given; wait for the last mark but one if it set a new one."""
+        """Count a step. Every ``AHEAD`` steps, record an event and wait for the one before it."""
         self._steps += 1
         if self._steps % AHEAD == 0:
             wait, self._wait = self._wait, work_given(self._device)
@@ -125,17 +109,23 @@ class Pace:
 
 
 class Replay:
-    """A training step for draws of one shape, recorded when the first of them comes."""
+    """A training step for draws of one shape, recorded when the first of them comes.
 
-    def __init__(self, step: DrawnStep, record: Record, pace: Pace) -> None:
+    ``take`` takes the step on one draw, all of whose parts are on the device.
+    """
+
+    def __init__(
+        self, step: TrainingStep, take: Callable[[Draw], object], record: Record, pace: Pace
+    ) -> None:
         self._step = step
+        self._take = take
         self._record = record
         self._pace = pace
         self._graph: Graph | None = None
         self._tables: Draw | None = None
         self._row = torch.empty(0)
         self.refusal: str | None = None
-        """Why the step cannot be recorded; None when nothing speaks against it."""
+        """Why the step cannot be recorded; None as long as no reason is known."""
 
     @property
     def recorded(self) -> bool:
@@ -150,7 +140,7 @@ class Replay:
     def _replay(self, draws: Draw) -> None:
         graph = self._graph_of(draws)
         if graph is None:
-            walk(self._step, draws)
+            walk(self._take, draws)
             return
         count = len(draws.positions)
         self._row.zero_()
@@ -168,18 +158,18 @@ class Replay:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
             self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
             with self._step.practice():  # libraries choose and set up their kernels
-                walk(self._step, draws.map(lambda part: part[:1]))
+                walk(self._take, draws.map(lambda part: part[:1]))
             try:
                 with self._step.uncounted():
-                    self._graph = self._record(self._take)
+                    self._graph = self._record(self._take_next)
             except RuntimeError as error:
                 self.refusal = str(error).strip().partition("\n")[0]
         return self._graph
 
-    def _take(self) -> None:
+    def _take_next(self) -> None:
         """Do the work that is recorded: a step on the row that comes next."""
         tables = cast("Draw", self._tables)
-        self._step(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
+        self._take(tables.map(lambda table: table.index_select(0, self._row).squeeze(0)))
         self._row.add_(1)
 
 
@@ -213,8 +203,8 @@ class Repeat:
 
 def walk(step: Callable[[Draw], object], draws: Draw) -> None:
     """Take the steps of stacked draws one by one, without recording them."""
-    for place in range(len(draws.positions)):
-        step(draws.map(lambda part, at=place: part[at]))  # type: ignore[misc]
+    for index in range(len(draws.positions)):
+        step(draws.map(lambda part, at=index: part[at]))  # type: ignore[misc]
 
 
 class Recorder:
@@ -243,36 +233,10 @@ class Recorder:
             rate = torch.tensor(learning_rate, device=batches.gather.device)
             step = TrainingStep(self._model, objective, sgd, rate)
             trainer = RecordedTrainer(step, batches.gather, self._record)
-        self._kept[key] = trainer  # the last in line
+        self._kept[key] = trainer  # now the last to be dropped
         while len(self._kept) > KEPT_RECORDINGS:
             self._kept.popitem(last=False)
         return trainer.start(batches, learning_rate)
-
-
-class StepOnDraw:
-    """A training step that gathers its batch."""
-
-    def __init__(self, step: TrainingStep, gather: Gatherer) -> None:
-        self._step = step
-        self._gather = gather
-        self.temperature = torch.ones((), device=step.sums.device)
-        """The temperature of all batches, as a number that may change."""
-
-    def __call__(self, draw: Draw) -> None:
-        """Gather the batch of a located draw and take the step."""
-        self._step(partial(self._gather, draw, self.temperature))
-
-    def practice(self) -> AbstractContextManager[None]:
-        """Return the context for steps that are taken back at its end."""
-        return self._step.practice()
-
-    def uncounted(self) -> AbstractContextManager[None]:
-        """Return the context for steps that shall not count themselves."""
-        return self._step.uncounted()
-
-    def count(self, steps: int) -> None:
-        """Count steps that did not count themselves."""
-        self._step.count(steps)
 
 
 class RecordedTrainer:
@@ -280,7 +244,9 @@ class RecordedTrainer:
 
     def __init__(self, step: TrainingStep, gather: Gatherer, record: Record) -> None:
         self._step = step
-        self._on_draw = StepOnDraw(step, gather)
+        self._temperature = temperature = torch.ones((), device=step.sums.device)
+        # No method of this object: a replay, which holds it, would keep the object alive.
+        self._take = lambda draw: step(partial(gather, draw, temperature))
         self._record = record
         self._pace = Pace(step.sums.device)
         self._replays: dict[Hashable, Replay] = {}
@@ -290,7 +256,7 @@ class RecordedTrainer:
         """Begin a training: its data and temperature, its step size, no momentum yet."""
         self._batches = batches
         self._step.restart(learning_rate)
-        self._on_draw.temperature.fill_(batches.temperature)
+        self._temperature.fill_(batches.temperature)
         return self
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
@@ -300,11 +266,11 @@ class RecordedTrainer:
         self._pace.start()
         drawn, removed = batches.draw(order, sizes)
         for alike in fold(batches.locate(drawn.map(self._send)), sizes, removed):
-            self._take(alike)
-        total, risk = fetch(self._step.sums).tolist()
+            self._take_all(alike)
+        total, risk = to_cpu(self._step.sums).tolist()
         return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)
 
-    def _take(self, draws: Draw) -> None:
+    def _take_all(self, draws: Draw) -> None:
         replay = self._replays.get(draws.shapes)
         if replay is None or not replay.recorded:
             self._step.model.train()
@@ -312,9 +278,9 @@ class RecordedTrainer:
             if len(self._replays) == KEPT_SHAPES or any(
                 other.refusal is not None for other in self._replays.values()
             ):
-                walk(self._on_draw, draws)
+                walk(self._take, draws)
                 return
-            replay = Replay(self._on_draw, self._record, self._pace)
+            replay = Replay(self._step, self._take, self._record, self._pace)
             self._replays[draws.shapes] = replay
         replay.run(draws)
         if replay.refusal is not None:

@@ -1,4 +1,4 @@
-"""The server's test set: what equation (12) and the round-level stop measure models with."""
+"""The server's test set: what equation (12) and the stops of methods measure models with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from goldfish.data import Subset
-from goldfish.hardware.gpu import fetch, work_given
+from goldfish.hardware.gpu import to_cpu, work_given
 from goldfish.randomness import generator
 from goldfish.training.fit import PREDICTED_AT_ONCE, PREDICTED_AT_ONCE_BY_GPU, all_logits, predict
 from goldfish.training.graphs import DeviceRecord, Repeat
@@ -50,7 +50,7 @@ class ServerScore:
 
 
 class ServerTest:
-    """The server's test set: what equation (12) and the round-level stop measure models with.
+    """The server's test set: what equation (12) and the stops of methods measure models with.
 
     Of a larger set ``samples`` are drawn by the seed, once.
     """
@@ -63,7 +63,8 @@ class ServerTest:
         on_gpu = examples.labels.device.type == "cuda"
         self._measure = (_OnGpu if on_gpu else _OnThreads)(factory, measured)
         self._samples = len(measured)
-        self._untold = 0
+        self._labels = measured.labels.cpu()
+        self._measured_since = 0
 
     def score(self, params: Params) -> ServerScore:
         """Measure a model."""
@@ -71,13 +72,21 @@ class ServerTest:
 
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure several models."""
-        self._untold += self._samples * len(models)
+        self._measured_since += self._samples * len(models)
         return self._measure.scores(models)
+
+    def class_losses(self, params: Params) -> list[float | None]:
+        """Return a model's mean loss on the samples of each class; None where there is none."""
+        self._measured_since += self._samples
+        logits = self._measure.logits(params)
+        losses = F.cross_entropy(logits, self._labels, reduction="none")
+        of_class = [losses[self._labels == label] for label in range(logits.shape[-1])]
+        return [own.mean().item() if len(own) else None for own in of_class]
 
     def take_measured(self) -> int:
         """Return how many samples times models were measured since the last call of this."""
-        told, self._untold = self._untold, 0
-        return told
+        measured, self._measured_since = self._measured_since, 0
+        return measured
 
 
 class _OnThreads:
@@ -98,11 +107,19 @@ class _OnThreads:
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure all models."""
         count = len(self._parts)
-        with ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,)) as pool:
+        with self._pool() as pool:
             of_parts = [params for params in models for _ in range(count)]
-            said = list(pool.map(self._logits, of_parts, self._parts * len(models)))
-            joined = [said[at : at + count] for at in range(0, len(said), count)]
+            logits = list(pool.map(self._logits, of_parts, self._parts * len(models)))
+            joined = [logits[at : at + count] for at in range(0, len(logits), count)]
             return list(pool.map(self._score, joined))
+
+    def logits(self, params: Params) -> Tensor:
+        """Return what a model says of all samples."""
+        with self._pool() as pool:
+            return torch.cat(list(pool.map(partial(self._logits, params), self._parts)))
+
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._workers, "", torch.set_num_threads, (1,))
 
     def _logits(self, params: Params, part: Examples) -> Tensor:
         workspace = self._workspaces.get()
@@ -130,12 +147,17 @@ class _OnGpu:
     def scores(self, models: Sequence[Params]) -> list[ServerScore]:
         """Measure all models."""
         with self._workspace.active():
-            said = torch.stack([self._logits(params) for params in models])
+            logits = torch.stack([self._logits(params) for params in models])
             labels = self._labels.expand(len(models), -1)
-            losses = F.cross_entropy(said.transpose(1, 2), labels, reduction="none").mean(1)
-            errors = _squared_errors(said, labels).mean((1, 2))
-            found = fetch(torch.stack([losses, errors], dim=1))
+            losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none").mean(1)
+            errors = _squared_errors(logits, labels).mean((1, 2))
+            found = to_cpu(torch.stack([losses, errors], dim=1))
         return [ServerScore(loss, mse) for loss, mse in found.tolist()]
+
+    def logits(self, params: Params) -> Tensor:
+        """Return what a model says of all samples, on the CPU."""
+        with self._workspace.active():
+            return to_cpu(self._logits(params))
 
     def _logits(self, params: Params) -> Tensor:
         module = self._workspace.load("server", params).module

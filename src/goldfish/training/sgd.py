@@ -33,7 +33,7 @@ Precondition: TypeAlias = Callable[[nn.Module, Batch], None]
 """Changes the gradients in place, between the backward pass on the batch and the step."""
 
 AfterStep: TypeAlias = Callable[[nn.Module, Loss], bool]
-"""Gets the model after a step, with the loss before it; its yes ends the training."""
+"""Gets the model after a step and the loss before it; True ends the training."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class FusedSgd:
     @torch.no_grad()
     def step(self) -> None:
         """Move the weights that have gradients."""
-        moving = [place for place, weight in enumerate(self._weights) if weight.grad is not None]
+        moving = [index for index, weight in enumerate(self._weights) if weight.grad is not None]
         torch._fused_sgd_(
-            [self._weights[place] for place in moving],
-            [cast("Tensor", self._weights[place].grad) for place in moving],
-            [self.velocities[place] for place in moving] if self.velocities else [],
+            [self._weights[index] for index in moving],
+            [cast("Tensor", self._weights[index].grad) for index in moving],
+            [self.velocities[index] for index in moving] if self.velocities else [],
             weight_decay=self._sgd.weight_decay,
             momentum=self._sgd.momentum,
             lr=self._rate,  # type: ignore[arg-type]
@@ -217,8 +217,8 @@ class HalfCopy(nn.Module):
         """Return what the model says, computed with the copies."""
         if inputs.dim() == 4 and inputs.is_floating_point():
             inputs = inputs.to(torch.bfloat16, memory_format=torch.channels_last)
-        said: Tensor = functional_call(self.model, self._copies, (inputs,))
-        return said.float()
+        logits: Tensor = functional_call(self.model, self._copies, (inputs,))
+        return logits.float()
 
     def backward(self, gather: Callable[[], Batch], objective: Objective) -> tuple[Batch, Loss]:
         """Gather a batch, compute the loss on it, and leave its gradients in the model."""

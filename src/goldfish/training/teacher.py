@@ -1,4 +1,4 @@
-"""A teacher: a model that says of a client's data what a student shall learn to say."""
+"""A teacher: a model whose logits of a client's data a student learns to imitate."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Teacher:
         """Return the batches with the teacher's logits, which are compared at ``temperature``."""
         taught = replace(plain, temperature=temperature)
         if isinstance(self._known, Tensor):
-            return replace(taught, said=self._known.to(plain.gather.device))
+            return replace(taught, teacher_logits=self._known.to(plain.gather.device))
         return replace(taught, gather=replace(plain.gather, teacher=self._known))
 
     def count(self, samples: int) -> None:
-        """Count samples of batches that were taught: a model looked at each of them."""
+        """Count samples of batches that the student was trained on: a model saw each of them."""
         if isinstance(self._known, nn.Module):
             self.asked += samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -47,16 +47,16 @@ class Ensemble(nn.Module):
 def join(models: Sequence[Params]) -> Params:
     """Return the parameters of an :class:`Ensemble` of these models."""
     return {
-        f"{MEMBERS}{place}.{name}": t
-        for place, params in enumerate(models)
+        f"{MEMBERS}{index}.{name}": t
+        for index, params in enumerate(models)
         for name, t in params.items()
     }
 
 
-def ensemble_size(params: Params) -> int:
-    """Return how many models an ensemble's parameters hold; 0 for a single model."""
-    places = {n.split(".")[1] for n in params if n.startswith(MEMBERS)}
-    return len(places)
+def ensemble_size(names: Iterable[str]) -> int:
+    """Return how many models the parameters of these names hold together; 0 for a single one."""
+    indices = {n.split(".")[1] for n in names if n.startswith(MEMBERS)}
+    return len(indices)
 
 
 class LoadedModel:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from goldfish.errors import ConfigError, DivergenceError
-from goldfish.hardware.gpu import fetch
+from goldfish.hardware.gpu import to_cpu
 from goldfish.settings import NonNegative, Positive, Settings, TrainingSettings
 from goldfish.training.batches import Batch, Transform, plain_batches, with_removed
 from goldfish.training.fit import Fitted, fit
@@ -85,7 +85,7 @@ class GoldfishSettings(Settings):
 
 def retrain_student(
     student: LoadedModel,
-    teacher: Teacher,
+    teacher: Teacher | None,
     retained: Examples,
     removed: Examples | None,
     settings: GoldfishSettings,
@@ -99,25 +99,26 @@ def retrain_student(
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
     ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that the
-    order of the former is the one of every other method.
+    order of the former is the one of every other method. Without a teacher there is neither a
+    distillation loss nor a local stop.
     """
     temperature = client_temperature(
         settings, len(retained), 0 if removed is None else len(removed)
     )
     device = student.device
     batches = plain_batches(retained, device, generator, transform)
-    if settings.mu_d > 0:
+    if teacher is not None and settings.mu_d > 0:
         batches = teacher.teach(batches, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         batches = with_removed(batches, removed, size, removed_generator)
 
     stop = None
-    if settings.local_stop and training.local_epochs > 1:
+    if teacher is not None and settings.local_stop and training.local_epochs > 1:
         logits, labels = teacher.logits(retained).to(device), retained.labels.to(device)
-        said = logits if settings.mu_d > 0 else None
-        own = Batch(logits, labels, said, temperature=temperature)
-        reference = fetch(goldfish_losses(own, logits, None, settings).risk).item()
+        taught = logits if settings.mu_d > 0 else None
+        own = Batch(logits, labels, taught, temperature=temperature)
+        reference = to_cpu(goldfish_losses(own, logits, None, settings).risk).item()
 
         def stop(risks: Sequence[float]) -> bool:
             return excess_empirical_risk(risks, reference) <= settings.delta
@@ -140,6 +141,8 @@ def retrain_student(
                 'set removed_term = "capped" (the default) or "smooth"'
             ) from error
         raise
+    if teacher is None:
+        return fitted
     if settings.mu_d > 0:
         teacher.count(len(retained) * len(fitted.epoch_risks))
     return replace(fitted, teacher_samples=teacher.asked)
@@ -212,8 +215,10 @@ def goldfish_losses(
     risk = remaining + settings.mu_d * distillation
     if batch.removed is None or removed_logits is None:
         return Loss(risk, risk)
-    lost = removed_loss(removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term)
-    hard = remaining - settings.removed_weight * lost
+    removed = removed_loss(
+        removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term
+    )
+    hard = remaining - settings.removed_weight * removed
     confusion = confusion_loss(removed_logits)
     total = goldfish_loss(hard, confusion, distillation, settings.mu_c, settings.mu_d)
     return Loss(total, risk)

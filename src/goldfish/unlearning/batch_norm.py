@@ -83,21 +83,21 @@ def _apart(
 ) -> Tensor:
     """Pass the first samples in training mode, then the others in evaluation mode."""
     first, others = inputs.split([count, len(inputs) - count])
-    said = forward(first)
+    outputs = forward(first)
     norm.training = False
     linked = _Linked.apply(  # type: ignore[no-untyped-call]
         first, others, norm.running_mean, norm.running_var, norm.eps
     )
-    said = torch.cat([said, forward(linked)])
+    outputs = torch.cat([outputs, forward(linked)])
     norm.training = True
-    return said
+    return outputs
 
 
 class _Linked(torch.autograd.Function):
     """``others``, whose gradients also reach the samples that their statistics come from.
 
-    In evaluation mode statistics are constants. Were they so here, others would pull at weights in
-    directions in which nothing can change: who moves all activations alike moves their mean too.
+    In evaluation mode statistics are constants. With constants here, the others' gradient would
+    have a part that changes nothing: adding one number to all activations also moves their mean.
     """
 
     @staticmethod

@@ -61,14 +61,14 @@ class _Losses(torch.autograd.Function):
         teacher_logits: Tensor,
         terms: Terms,
     ) -> tuple[Tensor, Tensor]:
-        kept, lost, classes = len(labels), len(removed_labels), logits.shape[-1]
+        retained, removed, classes = len(labels), len(removed_labels), logits.shape[-1]
         places = torch.cat([labels, removed_labels])[:, None]
         logs = F.log_softmax(logits, dim=-1)
         right = logs.gather(1, places)
         gradient = logs.exp()
 
         # The confusion loss, equation (2): the norm of centred probabilities.
-        probabilities = gradient[kept:]
+        probabilities = gradient[retained:]
         centred = probabilities - probabilities.mean(dim=-1, keepdim=True)
         norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
         direction = centred.div_(norms.clamp(min=torch.finfo(norms.dtype).tiny))
@@ -80,25 +80,25 @@ class _Losses(torch.autograd.Function):
         # The hard loss, equation (1): softmax - one-hot; none where the removed loss is capped.
         cap = CROSS_ENTROPY.of_a_uniform_guess(classes)
         gradient.scatter_(1, places, -1.0, reduce="add")
-        gradient[:kept].mul_(1 / kept)
-        gradient[kept:].mul_(right[kept:] >= -cap).mul_(-terms.removed_weight / lost)
-        gradient[kept:].add_(by_confusion, alpha=confusion_share / lost)
+        gradient[:retained].mul_(1 / retained)
+        gradient[retained:].mul_(right[retained:] >= -cap).mul_(-terms.removed_weight / removed)
+        gradient[retained:].add_(by_confusion, alpha=confusion_share / removed)
 
         # The distillation loss, equation (5).
-        heat = terms.temperature
-        soft_logs = F.log_softmax(logits[:kept] / heat, dim=-1)
-        targets = F.softmax(teacher_logits / heat, dim=-1)
+        temperature = terms.temperature
+        soft_logs = F.log_softmax(logits[:retained] / temperature, dim=-1)
+        targets = F.softmax(teacher_logits / temperature, dim=-1)
         distilled = torch.dot(targets.flatten(), soft_logs.flatten())
-        by_distillation = soft_logs.exp_().sub_(targets).div_(heat)
+        by_distillation = soft_logs.exp_().sub_(targets).div_(temperature)
         if terms.square_scaling:
-            distilled.mul_(heat**2)
-            by_distillation.mul_(heat**2)
-        gradient[:kept].add_(by_distillation, alpha=terms.mu_d / kept)
+            distilled.mul_(temperature**2)
+            by_distillation.mul_(temperature**2)
+        gradient[:retained].add_(by_distillation, alpha=terms.mu_d / retained)
 
-        remaining = right[:kept].mean()  # all logarithms are negative losses
-        removed = right[kept:].clamp(min=-cap).mean()
-        risk = torch.add(remaining, distilled, alpha=terms.mu_d / kept).neg_()
-        total = torch.add(risk, removed, alpha=terms.removed_weight)
+        remaining = right[:retained].mean()  # all logarithms are negative losses
+        by_removed = right[retained:].clamp(min=-cap).mean()
+        risk = torch.add(remaining, distilled, alpha=terms.mu_d / retained).neg_()
+        total = torch.add(risk, by_removed, alpha=terms.removed_weight)
         total.add_(norms.mean(), alpha=confusion_share)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(risk)

@@ -34,7 +34,7 @@ class Shard:
 
     @property
     def hit(self) -> bool:
-        """Whether the deletion at hand touches this shard."""
+        """Whether the current deletion removes samples of this shard."""
         return self.removed is not None
 
 
@@ -49,8 +49,8 @@ def partition_shards(client: Client, count: int, seed: int) -> list[Shard]:
     shard_of = shard_numbers(client.id, ids, count, seed)
     shards = []
     for index in range(count):
-        retained = _members(client.retained, shard_of, index)
-        removed = None if client.removed is None else _members(client.removed, shard_of, index)
+        retained = _part(client.retained, shard_of, index)
+        removed = None if client.removed is None else _part(client.removed, shard_of, index)
         shards.append(Shard(index, retained, removed or None))
     return shards
 
@@ -66,7 +66,7 @@ def shard_numbers(client_id: str, ids: Iterable[str], count: int, seed: int) -> 
     return {ids[position]: place % count for place, position in enumerate(order)}
 
 
-def _members(examples: Examples, shard_of: Mapping[str, int], index: int) -> Subset:
+def _part(examples: Examples, shard_of: Mapping[str, int], index: int) -> Subset:
     positions = [p for p, sample_id in enumerate(examples.ids) if shard_of[sample_id] == index]
     return Subset(examples, torch.tensor(positions, dtype=torch.long))
 
@@ -77,7 +77,7 @@ def combine(models: Mapping[int, Params], sizes: Mapping[int, int]) -> Params:
     return P.weighted_mean([models[i] for i in shards], [sizes[i] for i in shards])
 
 
-def checkpoint(
+def shard_checkpoint(
     models: Mapping[int, Params],
     sizes: Mapping[int, int],
     hit: Collection[int],
@@ -99,7 +99,7 @@ def checkpoint(
     return P.scale(start, sum(sizes[i] for i in others) / sum(sizes.values()))
 
 
-def recover(
+def recover_shards(
     client_params: Params,
     models: Mapping[int, Params],
     sizes: Mapping[int, int],

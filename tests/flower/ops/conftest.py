@@ -112,7 +112,7 @@ class Trial:
                 command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT
             )
 
-    def finish(self, run: subprocess.Popen[bytes], seconds: float = 150) -> None:
+    def finish(self, run: subprocess.Popen[bytes], seconds: float = 300) -> None:
         """Wait for a run that must succeed."""
         try:
             run.wait(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,9 +18,9 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 
-from goldfish.flower.ops.keys import Keys, make_keys
+from goldfish.flower.ops.keys import Keys, add_nodes, make_keys, renew_keys
 from goldfish.flower.ops.processes import Child, executable, free_ports
-from goldfish.flower.ops.up import HOST
+from goldfish.flower.ops.up import HOST, Deployment
 
 pytestmark = pytest.mark.deployment
 
@@ -114,3 +115,33 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
         for name, value in model.items():
             torch.testing.assert_close(models[phase][name], value, rtol=0, atol=1e-6)
     assert case.rounds("goldfish")[-1]["accuracy"] > 50
+
+
+def test_a_federation_outlives_its_certificates_and_lets_nodes_come_and_go(
+    alone: None,
+    tmp_path: Path,
+    eventually: Eventually,
+    processes_of: Callable[[Path], dict[int, str]],
+) -> None:
+    """A second node, new certificates, the same SuperLink; a node that is taken out stays out."""
+    keys = make_keys(tmp_path / "keys", 1)
+    with Deployment(tmp_path / "state", 1, keys=keys.folder) as deployment:
+        (first,) = deployment.superlink.nodes()
+    add_nodes(keys.folder, 1)
+    renew_keys(keys.folder)
+    with Deployment(tmp_path / "state", 2, keys=keys.folder) as deployment:
+        online = {node.id: node.status for node in deployment.superlink.nodes()}
+        assert list(online.values()) == ["online", "online"]
+        (second,) = online.keys() - {first.id}
+        subprocess.run(
+            [executable("flwr"), "supernode", "unregister", str(second)],
+            cwd=tmp_path,
+            env=deployment.environment,
+            check=True,
+        )
+        assert [node.id for node in deployment.superlink.nodes()] == [first.id]
+        node = deployment.children["node-2"]
+        node.kill()
+        node.start()
+        eventually(lambda: not node.running)
+    assert "Failed to activate SuperNode" in node.said()

@@ -1,0 +1,258 @@
+"""The verdict of an audit: do models that unlearned treat removed samples as oracles do?
+
+An *oracle* is a federation that was trained without the removed samples, under another seed, some
+of them also at another step size. Two oracles differ too: that is the noise that a difference
+between unlearned models and oracles is measured by. Every model is reduced to a few numbers, one
+for each question, and the models are what is counted: ten thousand samples of one model are still
+one model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from goldfish.errors import ConfigError
+from goldfish.evaluation.attacks import LEAST_SPREAD, checked_sides
+from goldfish.results import Part
+
+AuditWord: TypeAlias = Literal[
+    "remembers", "over-forgets", "damaged", "different", "indistinguishable", "not enough evidence"
+]
+
+INTERVAL = 99
+"""Percent, of every interval. An audit asks three questions: 95 each would accuse one in seven."""
+
+LEAST_ORACLES = 4
+"""With fewer oracles there is no noise to compare with."""
+
+MEMORY_SHIFT = 0.05
+"""A smaller mean shift on removed samples, in standard deviations between oracles, is none."""
+
+GENERAL_SHIFT = 0.25
+"""The same on all samples."""
+
+VISIBLE_SHIFT = 0.25
+"""Where no origin says how large a memory is: one of this size must be visible."""
+
+ACCURACY_MARGIN = 1.0
+"""Points of accuracy that may be lost before a model counts as damaged."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an audit needs to know of one model."""
+
+    removed: Tensor
+    """Its margin on each removed sample."""
+    unseen: Tensor
+    """Its margin on each unseen sample."""
+    accuracy: float
+    """In percent, on the test set."""
+
+
+class Difference(Part):
+    """Unlearned models minus oracles in one number a model, with its 99 % interval."""
+
+    value: float
+    low: float
+    high: float
+    unlearned: int
+    """How many models unlearned."""
+    oracles: int
+
+    @property
+    def beyond_chance(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def half(self) -> float:
+        """Half of the interval's width."""
+        return (self.high - self.low) / 2
+
+
+class AuditVerdict(Part):
+    """What an audit shows. Never a certificate: it says what these tests could not tell apart."""
+
+    word: AuditWord
+    sentence: str
+    memory: Difference | None = None
+    """Shift of the margins on removed samples, beyond that on unseen ones: above 0, a memory."""
+    general: Difference | None = None
+    """Shift of the margins on unseen samples: below 0, less sure of everything."""
+    accuracy: Difference | None = None
+    """In points, on the test set."""
+    before: Difference | None = None
+    """The memory of origin: what there was to forget."""
+
+
+def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Difference:
+    """Return the difference of the means with Student's 99 % interval.
+
+    The spread is pooled over both sides; a single unlearned model adds none of its own, and the
+    interval is then that in which a further oracle would be expected.
+    """
+    from scipy.special import stdtrit  # here, since importing scipy takes its time
+
+    if len(unlearned) < 1 or len(oracles) < 2:
+        raise ConfigError(
+            f"A comparison needs at least 1 unlearned model and 2 oracles, got {len(unlearned)} "
+            f"and {len(oracles)}."
+        )
+    ours = torch.tensor(unlearned, dtype=torch.float64)
+    theirs = torch.tensor(oracles, dtype=torch.float64)
+    freedom = len(ours) + len(theirs) - 2
+    squares = sum(((side - side.mean()).square().sum().item() for side in (ours, theirs)), 0.0)
+    error = math.sqrt(squares / freedom * (1 / len(ours) + 1 / len(theirs)))
+    half = float(stdtrit(freedom, 0.5 + INTERVAL / 200)) * error
+    value = (ours.mean() - theirs.mean()).item()
+    return Difference(
+        value=value,
+        low=value - half,
+        high=value + half,
+        unlearned=len(ours),
+        oracles=len(theirs),
+    )
+
+
+def shifts(
+    unlearned: Tensor, oracles: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return one number for each model of both sides: its mean shift from the oracles.
+
+    The shift of a sample is its margin minus the oracles' mean, in standard deviations between
+    oracles; an oracle is compared with the mean of the others. A few oracles give a poor variance
+    for one sample, so it is taken half from that sample and half from the mean over all samples.
+    ``weights`` weigh the samples, such as classes of unseen samples in the proportions of the
+    removed ones.
+    """
+    unlearned, oracles = checked_sides(unlearned, oracles, least=1)
+    if weights is None:
+        weights = torch.ones(unlearned.shape[1])
+    share = weights.double() / weights.double().sum()
+    variance = oracles.var(dim=0, correction=1)
+    spread = ((variance + variance.mean()) / 2).sqrt().clamp_min(LEAST_SPREAD)
+    others = (oracles.sum(dim=0) - oracles) / (len(oracles) - 1)
+    ours = (unlearned - oracles.mean(dim=0)) / spread
+    theirs = (oracles - others) / spread
+    return (ours * share).sum(dim=1), (theirs * share).sum(dim=1)
+
+
+def class_weights(removed_labels: Tensor, unseen_labels: Tensor) -> Tensor:
+    """Weigh unseen samples so that each class has the weight it has among the removed ones."""
+    classes = int(max(removed_labels.max(), unseen_labels.max())) + 1
+    wanted = torch.bincount(removed_labels, minlength=classes).double()
+    present = torch.bincount(unseen_labels, minlength=classes).double()
+    weights: Tensor = (wanted / present.clamp_min(1))[unseen_labels]
+    if float(weights.sum()) == 0:
+        raise ConfigError("No unseen sample has a class of the removed ones: nothing to compare.")
+    return weights
+
+
+def audit_verdict(
+    unlearned: Sequence[Measured],
+    oracles: Sequence[Measured],
+    removed_labels: Tensor,
+    unseen_labels: Tensor,
+    origins: Sequence[Measured] = (),
+) -> AuditVerdict:
+    """Say in words how models that unlearned compare with oracles.
+
+    What removed samples show is told apart from what all samples show: only a shift of their
+    margins beyond that of unseen samples of the same classes is a memory, or the trace of too much
+    forgetting. A model that is a little less sure of everything is *different*.
+
+    ``origins`` are models that were trained with the samples and unlearned nothing. Their memory is
+    what there was to forget: where it cannot be seen, its absence elsewhere is no evidence.
+    """
+    if not unlearned or len(oracles) < LEAST_ORACLES:
+        return AuditVerdict(
+            word="not enough evidence",
+            sentence=f"{_number(len(oracles), 'oracle')} cannot show how much retrained models "
+            f"differ among themselves: {LEAST_ORACLES} are the least.",
+        )
+    weights = class_weights(removed_labels, unseen_labels)
+
+    def compared(models: Sequence[Measured]) -> tuple[Difference, Difference]:
+        removed = [torch.stack([model.removed for model in side]) for side in (models, oracles)]
+        unseen = [torch.stack([model.unseen for model in side]) for side in (models, oracles)]
+        on_removed = shifts(removed[0], removed[1])
+        on_unseen = shifts(unseen[0], unseen[1], weights)
+        beyond = [(a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)]
+        general = difference(on_unseen[0].tolist(), on_unseen[1].tolist())
+        return difference(beyond[0], beyond[1]), general
+
+    memory, general = compared(unlearned)
+    before = compared(origins)[0] if origins else None
+    accuracy = difference([m.accuracy for m in unlearned], [m.accuracy for m in oracles])
+    word, sentence = _judged(memory, general, accuracy, before)
+    return AuditVerdict(
+        word=word,
+        sentence=sentence,
+        memory=memory,
+        general=general,
+        accuracy=accuracy,
+        before=before,
+    )
+
+
+def _judged(
+    memory: Difference, general: Difference, accuracy: Difference, before: Difference | None
+) -> tuple[AuditWord, str]:
+    told = f"{memory.value:+.2f} ({INTERVAL} % interval {memory.low:+.2f} to {memory.high:+.2f})"
+    noise = f"the noise of {_number(memory.oracles, 'oracle')}"
+    if memory.beyond_chance and memory.value >= MEMORY_SHIFT:
+        share = ""
+        if before is not None and before.low > 0 and before != memory:
+            left = 100 * memory.value / before.value
+            share = f" This is {left:.0f} % of what origin remembers."
+        return "remembers", (
+            f"Margins on removed samples are above those of retrained models by {told} standard "
+            f"deviations more than margins on unseen samples: outside of {noise}.{share}"
+        )
+    if memory.beyond_chance and memory.value <= -MEMORY_SHIFT:
+        return "over-forgets", (
+            f"Removed samples are treated worse than unseen ones, by {told} standard deviations of "
+            "their margins: that itself tells who was removed."
+        )
+    if accuracy.beyond_chance and accuracy.value <= -ACCURACY_MARGIN:
+        return "damaged", (
+            f"Accuracy is {-accuracy.value:.2f} points below that of retrained models "
+            f"({INTERVAL} % interval {-accuracy.high:.2f} to {-accuracy.low:.2f})."
+        )
+    visible = VISIBLE_SHIFT
+    if before is not None:
+        visible = before.value / 2
+        if before.low <= 0 or visible < MEMORY_SHIFT:
+            return "not enough evidence", (
+                "Even origin, which was trained on the removed samples, can hardly be told from "
+                f"models that never saw them ({before.value:+.2f}, {INTERVAL} % interval "
+                f"{before.low:+.2f} to {before.high:+.2f}). More models or more removed samples "
+                "may show it."
+            )
+    if memory.half > visible:
+        error = 1 / memory.unlearned + 1 / memory.oracles
+        wanted = math.ceil(2 / error * (memory.half / visible) ** 2)
+        return "not enough evidence", (
+            f"A memory of {visible:.2f} standard deviations would not be seen: the interval is "
+            f"{memory.low:+.2f} to {memory.high:+.2f}. About {wanted} unlearned models and as many "
+            "oracles would show it."
+        )
+    if general.beyond_chance and abs(general.value) >= GENERAL_SHIFT:
+        sure = "less" if general.value < 0 else "more"
+        return "different", (
+            f"The model is {sure} sure of all samples than retrained ones, by "
+            f"{abs(general.value):.2f} standard deviations of the margins; removed samples do not "
+            "stand out."
+        )
+    return "indistinguishable", f"Indistinguishable from retraining within {noise}."
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,34 @@
+"""The queue of ``benchmarks/fast.py``: it ends when its time is up and goes on from there."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fast.py"
+
+
+def test_the_queue_goes_on_where_it_ended_and_adds_each_run_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With no time at all it does not begin; with next to none it begins and does not end."""
+    main = runpy.run_path(str(SCRIPT))["main"]
+
+    def queue(seconds: float) -> str:
+        tiny = ["--datasets", "digits", "--clients", "5", "--partitions", "iid", "--seeds", "1"]
+        few = ["--device", "cpu", "--others", "--rounds", "1"]
+        main(["--out", str(tmp_path), "--seconds", str(seconds), *tiny, *few])
+        return capsys.readouterr().out
+
+    assert queue(-1) == ""
+    assert "digits-5-iid-0: to be continued" in queue(0.001)
+    assert not (tmp_path / "fast.csv").exists()
+    assert "digits-5-iid-0: done" in queue(600)
+    assert queue(600) == ""
+    with (tmp_path / "fast.csv").open(newline="") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert set(rows) == {"origin", "retrain", "goldfish-sprint", "retrain-short"}
+    assert all(float(row["samples"]) > 0 and row["gap"] for row in rows.values())

@@ -1,0 +1,144 @@
+"""The audit's verdict on made models whose answer is known, and the attacks under chance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from goldfish.errors import ConfigError, DataError, DivergenceError
+from goldfish.evaluation.attacks import (
+    epsilon,
+    gaussian_distance,
+    klom,
+    likelihood_ratios,
+    roc,
+    true_positives,
+)
+from goldfish.evaluation.audit import AuditVerdict, Measured, audit_verdict, shifts
+
+REMOVED, UNSEEN = 60, 300
+LABELS = torch.arange(UNSEEN) % 10
+
+
+def made(
+    count: int,
+    seed: int,
+    *,
+    removed: float = 0.0,
+    everything: float = 0.0,
+    accuracy: float = 98.0,
+) -> list[Measured]:
+    """Return models: each sample has a difficulty, each model a level of its own, and noise."""
+    difficulty = 6 + 2 * torch.randn(REMOVED + UNSEEN, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    models = []
+    for _ in range(count):
+        level = 0.3 * torch.randn(1, generator=generator) + everything
+        margins = difficulty + level + torch.randn(REMOVED + UNSEEN, generator=generator)
+        own = accuracy + 0.3 * torch.randn(1, generator=generator).item()
+        models.append(Measured(margins[:REMOVED] + removed, margins[REMOVED:], own))
+    return models
+
+
+def judged(unlearned: list[Measured], oracles: list[Measured]) -> AuditVerdict:
+    """Return the verdict; the removed samples have the classes of the first unseen ones."""
+    origins = made(len(oracles), 9, removed=1.0)
+    return audit_verdict(unlearned, oracles, LABELS[:REMOVED], LABELS, origins)
+
+
+@pytest.mark.parametrize("models", [1, 4, 8])
+def test_known_answers(models: int) -> None:
+    """Each kind of model gets its word, whether one or several unlearned."""
+    oracles = made(8, 1)
+    answers = {
+        "remembers": made(models, 2, removed=1.0),
+        "over-forgets": made(models, 3, removed=-1.0),
+        "damaged": made(models, 4, everything=-2.0, accuracy=90.0),
+        "different": made(models, 5, everything=-2.0),
+    }
+    for word, unlearned in answers.items():
+        assert judged(unlearned, oracles).word == word
+    gone = judged(made(models, 7), oracles)
+    assert gone.word == "indistinguishable"
+    assert "8 oracles" in gone.sentence
+
+
+@pytest.mark.parametrize(("models", "oracles"), [(1, 24), (8, 8)])
+def test_retrained_models_are_hardly_ever_accused(models: int, oracles: int) -> None:
+    """Fresh oracles against oracles, a hundred times: three questions with 99 % intervals."""
+    words = [judged(made(models, 1000 + n), made(oracles, 2000 + n)).word for n in range(100)]
+    assert sum(word in ("remembers", "over-forgets") for word in words) <= 3
+    assert words.count("indistinguishable") >= 94
+
+
+def test_too_few_oracles_are_not_evidence() -> None:
+    """One oracle shows no noise; four that differ widely say how many would be needed."""
+    assert judged(made(4, 2), made(1, 1)).word == "not enough evidence"
+    wide = [Measured(m.removed + 4 * (n % 2), m.unseen, 98.0) for n, m in enumerate(made(4, 1))]
+    found = audit_verdict(made(1, 2), wide, LABELS[:REMOVED], LABELS)
+    assert found.word == "not enough evidence"
+    assert "as many oracles would show it" in found.sentence
+
+
+def test_without_a_memory_to_forget_its_absence_is_no_evidence() -> None:
+    """An origin that cannot be told from oracles: nor could a method that did nothing."""
+    found = audit_verdict(made(8, 2), made(8, 1), LABELS[:REMOVED], LABELS, made(8, 3))
+    assert found.word == "not enough evidence"
+    assert "Even origin" in found.sentence
+
+
+def test_a_shift_of_all_samples_alike_is_no_memory() -> None:
+    """Less sure of everything: the removed samples do not stand out from the unseen ones."""
+    found = judged(made(8, 5, everything=-2.0), made(8, 1))
+    assert found.memory is not None
+    assert found.general is not None
+    assert abs(found.memory.value) < 0.25
+    assert found.general.high < -0.5
+
+
+def test_the_likelihood_ratio_attack_finds_what_is_there_and_nothing_else() -> None:
+    """A shift of 3 standard deviations is found at 1 % false positives; no shift is not."""
+    generator = torch.Generator().manual_seed(0)
+    oracles = torch.randn(32, 200, generator=generator)
+    same, shifted = torch.randn(32, 200, generator=generator), 3 + torch.randn(32, 200)
+    found = true_positives(*likelihood_ratios(shifted, oracles), 0.01)
+    assert found.low > 0.5
+    chance = true_positives(*likelihood_ratios(same, oracles), 0.01)
+    assert chance.rate < 0.03
+    false, true = roc(*likelihood_ratios(shifted, oracles))
+    ends = [float(rates[end]) for rates in (false, true) for end in (0, -1)]
+    assert ends == [0, 1, 0, 1]
+    assert bool((true.diff() >= 0).all())
+
+
+def test_distances_are_small_under_chance_and_grow_with_the_shift() -> None:
+    """With 32 models a side: a shift of 1 standard deviation gives about 1, none about 0.1."""
+    generator = torch.Generator().manual_seed(0)
+    oracles = torch.randn(32, 400, generator=generator)
+    means = [
+        gaussian_distance(shift + torch.randn(32, 400, generator=generator), oracles).mean().item()
+        for shift in (0.0, 1.0, 2.0)
+    ]
+    assert means[0] < 0.2 < 0.9 < means[1] < 1.6 < 3.5 < means[2]
+
+
+def test_the_binned_distance_is_blind_with_few_models() -> None:
+    """Between equal sides it should be 0: with 20 models it is far from it, with 1,000 near."""
+    generator = torch.Generator().manual_seed(0)
+    few, many = (
+        klom(*torch.randn(2, models, 50, generator=generator)).mean().item()
+        for models in (20, 1000)
+    )
+    assert many < 0.05 < 5 * many < few
+
+
+def test_what_is_refused() -> None:
+    """Too few models, other samples on the other side, numbers that are not finite."""
+    with pytest.raises(DataError, match="at least 3 oracle models, got 2"):
+        likelihood_ratios(torch.zeros(3, 4), torch.zeros(2, 4))
+    with pytest.raises(ConfigError, match="same samples, got 4 and 5"):
+        gaussian_distance(torch.zeros(3, 4), torch.zeros(3, 5))
+    with pytest.raises(ConfigError, match=r"\(models, samples\), not \(4,\)"):
+        epsilon(torch.zeros(4), torch.zeros(3, 4))
+    with pytest.raises(DivergenceError, match="oracle models are not finite"):
+        shifts(torch.zeros(3, 4), torch.full((3, 4), torch.nan))

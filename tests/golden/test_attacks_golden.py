@@ -1,0 +1,137 @@
+"""Per-example attacks against values derived by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from goldfish.evaluation.attacks import (
+    counted,
+    epsilon,
+    gaussian_distance,
+    klom,
+    likelihood_ratios,
+    margins,
+    true_positives,
+)
+from goldfish.evaluation.audit import class_weights, difference, shifts
+
+
+def column(*values: float) -> torch.Tensor:
+    """Return the margins of one sample under several models."""
+    return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
+
+
+def test_a_margin_is_the_log_odds_of_the_label() -> None:
+    """Softmax of (ln 6, ln 1, ln 3) is (0.6, 0.1, 0.3).
+
+    Label 0: ln(0.6 / 0.4) = ln 1.5. Label 1: ln(0.1 / 0.9) = -ln 9.
+    """
+    logits = torch.tensor([[math.log(6), 0.0, math.log(3)]] * 2)
+    found = margins(logits, torch.tensor([0, 1]))
+    assert found.tolist() == pytest.approx([math.log(1.5), -math.log(9)])
+
+
+def test_a_sure_model_has_a_finite_margin() -> None:
+    """The probability p rounds to 1, and ln(p / (1 - p)) would be infinite; the logits say 100."""
+    assert margins(torch.tensor([[100.0, 0.0]]), torch.tensor([0])).item() == pytest.approx(100)
+
+
+def test_gaussian_distance() -> None:
+    """Jeffreys' divergence of N(1, 1) and N(3, 4).
+
+    Margins (0, 1, 2) have mean 1 and variance 1; (1, 3, 5) mean 3 and variance 4. The squared
+    shift is 4: (1 + 4) / 4 = 1.25 and (4 + 4) / 1 = 8, half of the sum is 4.625, minus 1: 3.625.
+    """
+    assert gaussian_distance(column(0, 1, 2), column(1, 3, 5)).item() == pytest.approx(3.625)
+
+
+def test_gaussian_distance_with_equal_spreads_is_the_squared_shift() -> None:
+    """(0, 1, 2) and (2, 3, 4): a shift of 2 standard deviations, hence 4."""
+    assert gaussian_distance(column(0, 1, 2), column(2, 3, 4)).item() == pytest.approx(4)
+
+
+def test_klom() -> None:
+    """Two bins from 0 to 4: the unlearned models 3 and 0, the oracles 1 and 2.
+
+    Half a model more in each bin: (3.5, 0.5) / 4 and (1.5, 2.5) / 4. The divergence is
+    0.875 ln(3.5 / 1.5) + 0.125 ln(0.5 / 2.5).
+    """
+    expected = 0.875 * math.log(3.5 / 1.5) + 0.125 * math.log(0.2)
+    assert klom(column(0, 0.5, 1), column(1, 3, 4), bins=2).item() == pytest.approx(expected)
+
+
+def test_likelihood_ratios() -> None:
+    """The unlearned models (0, 2, 4) against the oracles (9, 10, 11).
+
+    The first unlearned model, at 0: the others of its side have mean 3 and variance 2, the oracles
+    mean 10 and variance 1. ln densities without the constant: -9 / 4 - ln(2) / 2 and -100 / 2.
+    The first oracle, at 9: the unlearned side has mean 2 and variance 4, the other oracles mean
+    10.5 and variance 1/2: -49 / 8 - ln 2 and -1.5 ** 2 - ln(1/2) / 2.
+    """
+    ours, theirs = likelihood_ratios(column(0, 2, 4), column(9, 10, 11))
+    assert ours[0].item() == pytest.approx(-9 / 4 - math.log(2) / 2 + 50)
+    expected = (-49 / 8 - math.log(2)) - (-2.25 + math.log(2) / 2)
+    assert theirs[0].item() == pytest.approx(expected)
+
+
+def test_true_positives_at_a_false_positive_rate() -> None:
+    """Ten negatives 0 to 9: at 10 % one may be above the threshold, which then is 8.
+
+    Of the positives 7, 8, 8.5, 12 two are above 8.
+    """
+    found = true_positives(torch.tensor([7, 8, 8.5, 12]), torch.arange(10.0), 0.1)
+    assert (found.rate, found.count) == (0.5, 4)
+
+
+def test_wilson_interval() -> None:
+    """0 of 10: low 0; high = z^2 / (n + z^2) with z = 1.95996, that is 3.8415 / 13.8415."""
+    found = counted(0, 10)
+    assert found.low == pytest.approx(0, abs=1e-12)
+    assert found.high == pytest.approx(3.8414588 / 13.8414588, rel=1e-6)
+
+
+def test_epsilon() -> None:
+    """Four models a side, with one of each on the wrong side of every good threshold.
+
+    Unlearned (0, 1, 2, 9), oracles (-1, 6, 7, 8). "At most 2" takes three of four unlearned
+    models and one oracle: f = g = 1/4, ln((1 - delta - 1/4) / (1/4)) = ln(3 - 4 delta). No other
+    threshold is better; "at least 9" has f = 0 with g = 3/4 and is left out.
+    """
+    found = epsilon(column(0, 1, 2, 9), column(-1, 6, 7, 8), delta=1e-5).item()
+    assert found == pytest.approx(math.log(3 - 4e-5))
+
+
+def test_epsilon_of_sides_that_do_not_overlap_is_infinite() -> None:
+    """The threshold 5 has f = g = 0."""
+    assert epsilon(column(0, 1), column(5, 6)).item() == math.inf
+
+
+def test_difference_of_models() -> None:
+    """Unlearned (3, 5), oracles (1, 2, 3): means 4 and 2.
+
+    Squares 2 and 2 over 3 degrees of freedom: variance 4/3; times (1/2 + 1/3) = 10/9. The 99.5 %
+    quantile of Student's t with 3 degrees is 5.840909.
+    """
+    found = difference([3, 5], [1, 2, 3])
+    assert found.value == pytest.approx(2)
+    assert found.half == pytest.approx(5.840909 * math.sqrt(10 / 9), rel=1e-6)
+
+
+def test_shifts() -> None:
+    """One sample: the spread is its own, as half of it twice.
+
+    Oracles 1, 2, 3: mean 2, standard deviation 1. An unlearned model at 4 is shifted by 2. The
+    oracle at 1 is compared with the mean 2.5 of the others: -1.5; that at 2 with 2: 0.
+    """
+    ours, theirs = shifts(column(4), column(1, 2, 3))
+    assert ours.tolist() == pytest.approx([2])
+    assert theirs.tolist() == pytest.approx([-1.5, 0, 1.5])
+
+
+def test_class_weights() -> None:
+    """Removed 0, 0, 1; unseen 0, 1, 1, 2: class 0 has 2 for 1 sample, class 1 has 1 for 2."""
+    found = class_weights(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1, 2]))
+    assert found.tolist() == [2, 0.5, 0.5, 0]

@@ -1,0 +1,198 @@
+"""The fast method: who trains when, at which step size, and when the sprint ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import goldfish
+from goldfish.data import Subset, TensorExamples
+from goldfish.methods.goldfish_sprint import cosine, remembers
+from goldfish.params import digest
+from goldfish.settings import TrainingSettings
+from goldfish.training.fit import predict
+from goldfish.types import Client, DeletionRequest, Params, RoundReplies, Task
+
+MakeClients = Callable[..., list[Client]]
+Net = type[nn.Module]
+IDS = [f"c1-{i}" for i in range(6)]
+REQUEST = DeletionRequest("client-1", sample_ids=IDS)
+SAME = pytest.approx
+
+
+class Watched(goldfish.InProcess):
+    """A federation that notes the tasks of the method."""
+
+    def __init__(self, clients: list[Client], net: Net) -> None:
+        super().__init__(clients, net)
+        self.rounds: dict[int, list[Task[Any]]] = {}
+
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        if tasks[0].context.phase == "goldfish-sprint":
+            self.rounds[tasks[0].context.round] = list(tasks)
+        return super().run(tasks)
+
+
+def train(make_clients: MakeClients, net: Net, **settings: Any) -> goldfish.Trained:
+    more = {"rounds": 4, "learning_rate": 0.1, "batch_size": 8, **settings}
+    return goldfish.train(Watched(make_clients(), net), **more)
+
+
+def sprint(
+    trained: goldfish.Trained, requests: Sequence[DeletionRequest] = (REQUEST,), **more: Any
+) -> goldfish.Unlearned:
+    return goldfish.unlearn(trained, list(requests), method="goldfish-sprint", **more)
+
+
+def test_the_cosine_begins_at_one_and_would_be_zero_after_the_last_round() -> None:
+    """(1 + cos 0) / 2 = 1, (1 + cos pi/4) / 2 = 0.5 + sqrt(2)/4, (1 + cos pi/2) / 2 = 1/2."""
+    slope = math.sqrt(2) / 4
+    assert [cosine(i, 4) for i in (1, 2, 3, 4)] == SAME([1, 0.5 + slope, 0.5, 0.5 - slope])
+    assert cosine(5, 4) == SAME(0)
+
+
+def test_what_counts_as_remembered() -> None:
+    """Two classes, equal logits: each loss is ln 2 = 0.693, three of them are 2.079.
+
+    The removed samples are of class 0, 0 and 1. Unseen samples with losses of 3.0 and 2.4 make
+    3.0 + 3.0 + 2.4 = 8.4, a quarter of which is 2.1: remembered. With 3.0 and 2.2 it is 2.05: not.
+    The class without unseen samples (None) is left out: 2 ln 2 = 1.386 against 1.5, remembered.
+    """
+    logits, labels = torch.zeros(3, 2), torch.tensor([0, 0, 1])
+    assert remembers(logits, labels, [3.0, 2.4])
+    assert not remembers(logits, labels, [3.0, 2.2])
+    assert remembers(logits, labels, [3.0, None])
+    assert not remembers(logits, labels, [None, None])
+
+
+def test_the_askers_sprint_and_then_all_take_rounds(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """The mean step size of a cosine over 2 rounds from 0.1 is (0.1 + 0.05) / 2 = 0.075.
+
+    The sprint takes half of it; the rounds start at it and end at 0.0375. Client-1 keeps 24 of its
+    30 samples in 3 steps of 8, with 2 removed ones in each: 2 epochs see 2 * (24 + 6) samples,
+    each of the rounds 30 + 24 + 18. The rounds of the other methods (``rounds``) do not count.
+    """
+    trained = train(make_clients, small_net, rounds=2, schedule="cosine")
+    result = sprint(trained, rounds=9, sprint_epochs=2, sprint_step=0.5, anneal_step=1.0)
+    federation = trained.federation
+    assert isinstance(federation, Watched)
+    asked = [(tasks[0].step.name, len(tasks)) for tasks in federation.rounds.values()]
+    assert asked == [("sprint", 1), ("goldfish", 3), ("goldfish", 3)]
+    assert federation.rounds[1][0].client_id == "client-1"
+    told = [tasks[0] for tasks in federation.rounds.values()]
+    assert [t.context.learning_rate for t in told] == SAME([0.0375, 0.075, 0.0375])
+    assert [t.training.local_epochs for t in told] == [2, 1, 1]
+    assert [t.settings.mu_d for t in told] == [1.0, 0.0, 0.0]
+    assert [list(t.constants) for t in told] == [["teacher"], [], []]
+    assert [r.cost.samples for r in result.rounds] == [60, 72, 72]
+    assert [r.cost.teacher_samples for r in result.rounds] == [24, 0, 0]
+
+
+def test_longer_trainings_are_followed_by_more_rounds(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """One round for 15 epochs of the training, and at least two: 3 for 23 rounds of 2 epochs."""
+    trained = train(make_clients, small_net, rounds=23, local_epochs=2, batch_size=30)
+    assert len(sprint(trained).rounds) == 1 + 3
+    assert len(sprint(trained, local_epochs=1).rounds) == 1 + 3  # those of the training count
+    assert len(sprint(trained, anneal_rounds=1).rounds) == 1 + 1
+
+
+@pytest.mark.parametrize(("unseen", "turns"), [("worse", 3), ("alike", 2)])
+def test_further_turns_only_while_removed_samples_are_remembered(
+    make_clients: MakeClients, small_net: Net, unseen: str, turns: int
+) -> None:
+    """With wrong labels the unseen samples' loss is high, and all three turns are taken.
+
+    Where the "unseen" samples are the removed ones the losses are the same: in the second turn the
+    client answers without a step, and the sprint is over.
+    """
+    trained = train(make_clients, small_net, rounds=12)
+    data = make_clients()[0].retained
+    test = Subset(data, torch.arange(6))
+    if unseen == "worse":
+        test = Subset(
+            TensorExamples(data.batch(torch.arange(30))[0], (data.labels + 1) % 3, data.ids),
+            torch.arange(30),
+        )
+    small: dict[str, Any] = {"sprint_epochs": 1, "sprint_step": 0.01}
+    result = sprint(trained, most_turns=3, test=test, **small)
+    assert len(result.rounds) == turns + 2
+    assert (result.rounds[turns - 1].cost.steps > 0) == (unseen == "worse")
+    assert "how long the sprint lasted" in result.notes[-1]
+    blind = sprint(trained, most_turns=3, **small)
+    assert len(blind.rounds) == 1 + 2
+    assert len(blind.notes) == 1
+
+
+def test_the_model_of_a_lone_asker_has_full_weight(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """With other clients' data changed, the sprint's result has the same bits."""
+    trained = train(make_clients, small_net)
+    first = _after_the_sprint(trained)
+    others = goldfish.InProcess(make_clients((30, 9, 40)), small_net)
+    changed = goldfish.Trained(others, trained.params, trained.settings, trained.seed)
+    assert digest(_after_the_sprint(changed)) == digest(first)
+
+
+def _after_the_sprint(trained: goldfish.Trained) -> Params:
+    method = goldfish.METHODS["goldfish-sprint"]
+    own = method.settings()
+    plan = goldfish.workflow.unlearning_plan(
+        trained, [REQUEST], method, own, training=trained.settings, rounds=1, seed=0
+    )
+    return next(iter(method.unlearn(plan, own))).params
+
+
+def test_a_backdoor_goes_and_the_accuracy_stays(
+    make_clients: MakeClients, small_net: Net, test_set: TensorExamples
+) -> None:
+    """A third of client-1's samples carry a trigger, a large last feature, and the label 0.
+
+    The old model has learned that; after a fifth of its training's samples it is forgotten.
+    """
+    clients = make_clients((60, 60, 60))
+    points, labels = clients[0].retained.batch(torch.arange(60))
+    points[:20, -1], labels[:20] = 4.0, 0
+    clients[0] = Client("client-1", TensorExamples(points, labels, list(clients[0].retained.ids)))
+    trained = goldfish.train(
+        goldfish.InProcess(clients, small_net),
+        rounds=16,
+        learning_rate=0.1,
+        batch_size=8,
+        test=test_set,
+    )
+    request = DeletionRequest("client-1", sample_ids=[f"c1-{i}" for i in range(20)])
+    result = sprint(trained, [request], test=test_set)
+    triggered, true = test_set.batch((test_set.labels != 0).nonzero().flatten())
+    triggered[:, -1] = 4.0
+    fooled = [
+        (predict(model, TensorExamples(triggered, true)).argmax(dim=1) == 0).double().mean().item()
+        for model in (trained.model, result.model)
+    ]
+    assert fooled[0] > 0.5
+    assert fooled[1] < 0.1
+    before, after = trained.rounds[-1].scores, result.rounds[-1].scores
+    assert before is not None
+    assert after is not None
+    assert after.accuracy > before.accuracy - 5
+    assert result.cost.samples < trained.cost.samples / 5
+
+
+def test_shards_are_trained_as_a_whole(make_clients: MakeClients, small_net: Net) -> None:
+    sharded = train(make_clients, small_net, shards=2)
+    whole = goldfish.Trained(
+        sharded.federation,
+        sharded.params,
+        TrainingSettings(**{**sharded.settings.model_dump(), "shards": 1}),
+        sharded.seed,
+    )
+    assert digest(sprint(sharded).params) == digest(sprint(whole).params)
