@@ -259,7 +259,7 @@ def test_moments_of_later_deletions(make_grown: Any) -> None:
 
 
 def test_known_methods_have_colours_of_their_own() -> None:
-    assert len(set(PLACES.values())) == len(PLACES) == 11
+    assert len(set(PLACES.values())) == len(PLACES) == 12
     assert colours(list(PLACES)) == PLACES
 
 
