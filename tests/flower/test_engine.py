@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import sqlite3
 import time
 from collections.abc import Callable
@@ -282,6 +283,99 @@ def test_a_client_that_returns_a_model_where_none_was_sent_is_a_failure(
             "the update's 'model' is torch.float32 of shape [3]; nothing was expected",
         )
     ]
+
+
+def says(grid: Any, **said: Any) -> Callable[[Any], Any]:
+    """Return what lets a node answer tasks with other words than it should: None drops a metric."""
+
+    def lie(message: Any) -> Any:
+        reply = grid.carry_out(message)
+        if wire.Answer.__name__ in reply.content.config_records:
+            record = reply.content.config_records[wire.Answer.__name__]
+            answer = json.loads(record["json"])
+            answer |= {name: value for name, value in said.items() if name in answer}
+            own = {**answer["metrics"], **said}
+            answer["metrics"] = {n: own[n] for n in answer["metrics"] if own[n] is not None}
+            record["json"] = json.dumps(answer)
+        return reply
+
+    return lie
+
+
+def calls_its_error(error: str) -> Callable[[Any], Any]:
+    def lie(message: Any) -> Any:
+        failed = wire.encode(wire.Failed(error=error, cause="so I say"))
+        return Message(failed, reply_to=message)
+
+    return lie
+
+
+LIES: dict[str, tuple[Callable[[Any], Callable[[Any], Any]], str, str]] = {
+    "not a number": (
+        lambda grid: with_update(grid, lambda p: first_of(p, lambda t: t * torch.nan)),
+        "DivergenceError",
+        "its update holds numbers that are not finite",
+    ),
+    "a count without end": (
+        lambda grid: says(grid, num_examples=2**62),
+        "WireError",
+        r"A message makes no sense: Answer\.num_examples",
+    ),
+    "a count of others' samples": (
+        lambda grid: says(grid, num_examples=41),
+        "WireError",
+        "the update's num_examples is 41; a number from 0 to 40 was expected",
+    ),
+    "no metric": (
+        lambda grid: says(grid, steps=None),
+        "WireError",
+        "The metric 'steps' is None; a number was expected",
+    ),
+    "ConfigError": (lambda grid: calls_its_error("ConfigError"), "ConfigError", "so I say"),
+    "DivergenceError": (
+        lambda grid: calls_its_error("DivergenceError"),
+        "DivergenceError",
+        "so I say",
+    ),
+}
+
+
+def in_tasks(grid: Any, lie: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a node that says honestly which client it is, and lies after that."""
+    return lambda m: grid.carry_out(m) if m.metadata.message_type == wire.IDENTIFY else lie(m)
+
+
+def test_what_one_client_makes_up_is_its_failure_and_no_others(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The run goes on with the two honest clients, to the model that they make without it."""
+    one = {"rounds": 1}
+    config = make_config(training=one, unlearning={**ONE_METHOD, **one})
+    grid.faults[11] = in_tasks(grid, lambda m: Message(Error(0, "gone"), reply_to=m))
+    run_on(grid, config, tmp_path / "without")
+    for name, (attack, error, cause) in LIES.items():
+        grid.faults[11] = in_tasks(grid, attack(grid))
+        run_on(grid, config, tmp_path / name)
+        failures = failures_of(tmp_path / name)
+        assert [(f["client_id"], f["error"]) for f in failures] == [("client-2", error)] * 2, name
+        assert all(re.match(cause, f["cause"]) for f in failures), name
+        assert models_of(tmp_path / name) == models_of(tmp_path / "without"), name
+
+
+@pytest.mark.parametrize("lie", [None, -1.0])
+def test_a_count_that_the_step_must_give_is_asked_of_its_client(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, lie: float | None
+) -> None:
+    """The ascent needs all askers, so the run ends; it says who failed, and how."""
+    config = make_config(
+        deletion={"class_label": 1},
+        training={"rounds": 1},
+        unlearning={"methods": ["gradient-ascent"], "rounds": 1},
+    )
+    grid.faults[11] = says(grid, retained=lie)
+    match = rf"client-2: WireError: the update's retained is {lie}; a number from 0 to 40"
+    with pytest.raises(QuorumError, match=match):
+        run_on(grid, config, tmp_path / "out")
 
 
 def test_errors_that_a_retry_cannot_mend_end_the_run_as_in_process(

@@ -322,6 +322,20 @@ def test_a_reply_that_makes_no_sense_is_refused(
     assert len(str(caught.value)) < 500
 
 
+def test_buffers_that_cannot_be_are_refused() -> None:
+    """A variance below 0 makes NaN of every input, and the mean with an honest one may be too."""
+    bn = torch.nn.BatchNorm1d(2).state_dict()
+    metrics = {"loss": 0.5, "steps": 3, "samples": 9}
+    wire.check_update(Update("client-1", {"bn." + n: t for n, t in bn.items()}, 9, metrics), (), 9)
+    for name, wrong in (
+        ("running_var", torch.tensor([1.0, -1.0])),
+        ("num_batches_tracked", -bn["num_batches_tracked"] - 1),
+    ):
+        params = {"bn." + n: t for n, t in {**bn, name: wrong}.items()}
+        with pytest.raises(WireError, match=f"'bn.{name}' holds a number below 0"):
+            wire.check_update(Update("client-1", params, 9, metrics), (), 9)
+
+
 @pytest.mark.parametrize("digests", [3, [3], ["short"], ["a" * 64] * 2000])
 def test_a_reply_that_asks_for_nonsense_is_refused(digests: Any) -> None:
     content = wire.encode(wire.Missing(digests=[]))

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from goldfish.errors import ConfigError, WireError
+from goldfish.errors import ConfigError, DivergenceError, WireError
 from goldfish.federation.settings import FlowerSettings
 from goldfish.federation.spool import Spool, keep
 from goldfish.flower import wire
@@ -59,8 +59,8 @@ class _Job:
         """What went wrong before, as the end of a sentence."""
         return f" after {self.lost}" if self.lost else ""
 
-    def fail(self, error: str, cause: str) -> None:
-        self.outcome = Failure(self.client_id, error, cause)
+    def fail(self, error: str, cause: str, *, final: bool = False) -> None:
+        self.outcome = Failure(self.client_id, error, cause, final)
 
 
 class FlowerFederation:
@@ -69,6 +69,7 @@ class FlowerFederation:
     ``setups`` says for each client how it builds its data and model; ``run_id`` names what clients
     keep of this run on their own disks, and a second training needs another one. A node tells by
     itself which client it is, so nodes may come, go, and come back under another number.
+    ``samples`` says how many samples clients have, where the server knows: none can say more.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class FlowerFederation:
         *,
         run_id: str,
         settings: FlowerSettings | None = None,
+        samples: Mapping[str, int] | None = None,
         threads: int = 1,
     ) -> None:
         if not setups:
@@ -100,6 +102,8 @@ class FlowerFederation:
         """Nodes that said once more who they are, after another one had said the same."""
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
+        self._samples = {**dict.fromkeys(setups, wire.MOST - 1), **(samples or {})}
+        """The most samples that each client can have learned from."""
 
     @property
     def client_ids(self) -> Sequence[str]:
@@ -277,8 +281,11 @@ class FlowerFederation:
             return
         try:
             answer = wire.decode_reply(reply.content, job.task.arrays.get("model", {}))
-        except WireError as error:
-            job.fail("WireError", str(error))
+            if isinstance(answer, wire.Answer):
+                counts = job.task.step.counts(job.task)
+                wire.check_update(answer.update, counts, self._samples[job.client_id])
+        except (WireError, DivergenceError) as error:
+            job.fail(type(error).__name__, str(error))
             return
         if isinstance(answer, wire.Failed):
             job.fail(answer.error, answer.cause)
@@ -342,6 +349,7 @@ class FlowerFederation:
                 "ConfigError",
                 f"the nodes {named} both say that they are {job.client_id}, with "
                 "states of their own: give each node a client-id of its own",
+                final=True,
             )
             return
         if rivals:

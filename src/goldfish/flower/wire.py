@@ -22,8 +22,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_mod
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from goldfish.errors import WireError
-from goldfish.params import Shapes, digest, shapes_of
+from goldfish.errors import DivergenceError, WireError
+from goldfish.params import Shapes, all_finite, digest, shapes_of
 from goldfish.settings import Checked, Count, TrainingSettings
 from goldfish.training.workspace import MEMBERS, ensemble_size
 from goldfish.types import Context, DeletionRequest, Params, Task, Update
@@ -54,6 +54,8 @@ MOST_WORDS = 4000
 """Letters of an error that a client reports; what is longer is cut."""
 COUNTS = ("steps", "samples", "teacher_samples", "fisher_samples")
 """The metrics of an update that every round adds up; the last two may be missing."""
+NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
+"""Buffers of BatchNorm; with a negative variance a model gives NaN, and so may its mean."""
 
 Name: TypeAlias = Annotated[str, Field(max_length=1000)]
 Digest: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -248,6 +250,26 @@ def decode_reply(content: RecordDict, sent: Params) -> Answer | Missing | Failed
         return decode(content, Missing)
     text = _text(content, Answer.__name__)
     return Answer.read(text, lambda: unpack(_model(content, "params"), shapes_of(sent)))
+
+
+def check_update(update: Update, counts: Collection[str], most: int) -> None:
+    """Raise where an update that is a model of this federation says what cannot be.
+
+    No count of samples exceeds ``most``, those that the client has: clients are weighed by it.
+    ``counts`` names the metrics that count samples too. Numbers that are not finite are divergence.
+    """
+    said = {"num_examples": update.num_examples, **{n: update.metrics.get(n) for n in counts}}
+    for name, number in said.items():
+        if number is None or not 0 <= number <= most:
+            raise WireError(
+                f"the update's {name} is {shown(number)}; a number from 0 to {most} was expected, "
+                "the samples that the client has"
+            )
+    for name, tensor in update.params.items():
+        if name.rpartition(".")[2] in NEVER_NEGATIVE and bool((tensor < 0).any()):
+            raise WireError(f"the update's {name[:200]!r} holds a number below 0, which cannot be")
+    if not all_finite(update.params):
+        raise DivergenceError("its update holds numbers that are not finite")
 
 
 def pack(params: Params) -> bytes:
