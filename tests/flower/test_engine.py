@@ -293,9 +293,10 @@ def says(grid: Any, **said: Any) -> Callable[[Any], Any]:
         if wire.Answer.__name__ in reply.content.config_records:
             record = reply.content.config_records[wire.Answer.__name__]
             answer = json.loads(record["json"])
-            answer |= {name: value for name, value in said.items() if name in answer}
             own = {**answer["metrics"], **said}
-            answer["metrics"] = {n: own[n] for n in answer["metrics"] if own[n] is not None}
+            metrics = {n: own[n] for n in answer["metrics"] if own[n] is not None}
+            beside = {n: v for n, v in said.items() if n in answer or n.startswith("more")}
+            answer |= {**beside, "metrics": metrics}
             record["json"] = json.dumps(answer)
         return reply
 
@@ -330,6 +331,11 @@ LIES: dict[str, tuple[Callable[[Any], Callable[[Any], Any]], str, str]] = {
         lambda grid: says(grid, steps=None),
         "WireError",
         "The metric 'steps' is None; a number was expected",
+    ),
+    "a name that clears the screen": (
+        lambda grid: says(grid, **{"more\x1b[2J": 1}),
+        "WireError",
+        r"A message makes no sense: Answer\.more \[2J is 1",
     ),
     "ConfigError": (lambda grid: calls_its_error("ConfigError"), "ConfigError", "so I say"),
     "DivergenceError": (

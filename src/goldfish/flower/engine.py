@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from goldfish.errors import ConfigError, DivergenceError, WireError
+from goldfish.errors import ConfigError, DivergenceError, WireError, plain
 from goldfish.federation.settings import FlowerSettings
 from goldfish.federation.spool import Spool, keep
 from goldfish.flower import wire
@@ -60,7 +60,7 @@ class _Job:
         return f" after {self.lost}" if self.lost else ""
 
     def fail(self, error: str, cause: str, *, final: bool = False) -> None:
-        self.outcome = Failure(self.client_id, error, cause, final)
+        self.outcome = Failure(self.client_id, plain(error), plain(cause), final)
 
 
 class FlowerFederation:
@@ -381,4 +381,4 @@ class FlowerFederation:
 def _words(error: Error) -> str:
     """Return the last line of an error's reason: the exception, without its traceback."""
     lines = (error.reason or "").strip().splitlines()
-    return lines[-1].strip()[: wire.MOST_WORDS] if lines else f"Flower's error {error.code}"
+    return plain(lines[-1].strip()) if lines else f"Flower's error {error.code}"

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Self, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from goldfish.errors import DivergenceError, WireError
+from goldfish.errors import DivergenceError, WireError, plain
 from goldfish.params import Shapes, all_finite, digest, shapes_of
 from goldfish.settings import Checked, Count, TrainingSettings
 from goldfish.training.workspace import MEMBERS, ensemble_size
@@ -52,6 +52,8 @@ MOST_SAID = 2**20
 """Letters of a client's message, beside its model."""
 MOST_WORDS = 4000
 """Letters of an error that a client reports; what is longer is cut."""
+ROOM = 300
+"""Bytes of a model's header for what it says of one tensor, beside the name."""
 COUNTS = ("steps", "samples", "teacher_samples", "fisher_samples")
 """The metrics of an update that every round adds up; the last two may be missing."""
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
@@ -88,8 +90,8 @@ class Missing(Message):
 class Failed(Message):
     """The client's answer when the step raised: the name of the error's class, and its text."""
 
-    error: Name
-    cause: Annotated[str, Field(max_length=MOST_WORDS)]
+    error: Annotated[Name, AfterValidator(plain)]
+    cause: Annotated[str, Field(max_length=MOST_WORDS), AfterValidator(plain)]
 
     @classmethod
     def by(cls, error: BaseException) -> Self:
@@ -287,6 +289,14 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
     With ``like`` they must be like those, and come in their order. Of an ensemble there may be
     fewer members: one whose shard is empty is not there.
     """
+    if like is not None:
+        # What names, shapes and places take as JSON: longer headers are not even parsed.
+        header = sum(6 * len(name.encode()) + ROOM for name in like) + ROOM
+        most = 8 + header + sum(s.numel() * dtype.itemsize for s, dtype in like.values())
+        if len(data) > most or int.from_bytes(data[:8], "little") > header:
+            raise WireError(
+                f"the update has {len(data)} bytes; {most} are the most for the model that was sent"
+            )
     shapes = _shapes(data)
     if like is not None:
         count = ensemble_size(like) and ensemble_size(shapes)
