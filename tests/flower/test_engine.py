@@ -8,6 +8,7 @@ import json
 import re
 import sqlite3
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,17 +21,18 @@ from flwr.app import Error, Message
 
 from goldfish.data import load_half
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
-from goldfish.experiments.config import Config
+from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.federation.spool import Spool
 from goldfish.flower import wire
 from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.server_app import engine_on
-from goldfish.methods import METHODS
+from goldfish.methods import METHODS, filing
 from goldfish.params import digest, num_bytes, shapes_of
+from goldfish.settings import Settings
 from goldfish.store import load_checkpoint
-from goldfish.types import Params
+from goldfish.types import Context, Params, Task
 
 MakeConfig = Callable[..., Config]
 MACHINE = Machine(threads=1)
@@ -508,6 +510,46 @@ def test_two_nodes_that_claim_one_client_are_refused_in_words(
     grid.nodes[12] |= {"partition-id": 1}
     with pytest.raises(ConfigError, match=r"the nodes 11 and 12 both say that they are client-2"):
         run_on(grid, make_config(), tmp_path / "out")
+
+
+def node_asked(grid: Any, config: Config) -> tuple[list[int], str]:
+    """Send client-1 a task; return the nodes that got it, and the cause where it failed."""
+    scenario = build_scenario(config, MACHINE)
+    federation = engine_on(grid, config, greet=False)(scenario, MACHINE, "run")
+    before = len(grid.tasks())
+    task = Task("client-1", filing.FILE, {}, Settings(), Context(phase="filing"))
+    causes = "".join(failure.cause for failure in federation.run([task]).failures)
+    return [m.metadata.dst_node_id for m in grid.tasks()[before:]], causes
+
+
+def test_a_client_that_is_bound_to_a_node_is_no_other(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Node 12 says that it is client-1: beside node 10 it changes nothing, alone it is refused.
+
+    Unbound, the first is two nodes that claim one client, and in the second it gets the tasks.
+    """
+
+    def config(**nodes: int) -> Config:
+        told = {name.replace("_", "-"): {"node": node} for name, node in nodes.items()}
+        return make_config(flower={"clients": told})
+
+    grid.nodes[12] |= {"partition-id": 0}
+    assert "the nodes 10 and 12" in node_asked(grid, config())[1]
+    assert node_asked(grid, config(client_1=10)) == ([10], "")
+    assert node_asked(grid, config(client_3=12)) == ([10], "")
+    del grid.nodes[10]
+    assert node_asked(grid, config()) == ([12], "")
+    for bound in (config(client_1=10), config(client_3=12)):
+        nodes, cause = node_asked(grid, bound)
+        assert nodes == []
+        assert "node 12 says that it is client-1; flower.clients has another" in cause
+    with pytest.raises(ConfigError, match=r"Unknown client 'client-9'\. Did you mean 'client-"):
+        node_asked(grid, config(client_9=10))
+    with pytest.raises(ConfigError, match="two have the same node"):
+        config(client_1=10, client_2=10)
+    large = config(client_1=2**64 - 1)
+    assert parse_config(tomllib.loads(large.to_toml())) == large
 
 
 def test_a_node_with_a_new_disk_beside_its_old_number_is_no_rival(

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from goldfish.errors import ConfigError, DivergenceError, WireError, plain
+from goldfish.errors import ConfigError, DivergenceError, WireError, plain, unknown
 from goldfish.federation.settings import FlowerSettings
 from goldfish.federation.spool import Spool, keep
 from goldfish.flower import wire
@@ -93,6 +93,11 @@ class FlowerFederation:
         self._setups = dict(setups)
         self._run_id = run_id
         self._settings = settings or FlowerSettings()
+        told = self._settings.clients
+        for name in told:
+            if name not in setups:
+                hint = f"flower.clients names it; the run has {len(setups)} clients."
+                raise ConfigError(unknown("client", name, setups, hint))
         self._nodes: dict[int, wire.Identity | wire.Failed] = {}
         self._asked: dict[str, int] = {}
         self._looked = 0.0
@@ -102,7 +107,8 @@ class FlowerFederation:
         """Nodes that said once more who they are, after another one had said the same."""
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
-        self._samples = {**dict.fromkeys(setups, wire.MOST - 1), **(samples or {})}
+        bounds = {name: told.samples for name, told in told.items() if told.samples is not None}
+        self._samples = {**dict.fromkeys(setups, wire.MOST - 1), **bounds, **(samples or {})}
         """The most samples that each client can have learned from."""
 
     @property
@@ -265,6 +271,12 @@ class FlowerFederation:
                 "the same version on both."
             )
             who = wire.Failed(error="ConfigError", cause=cause)
+        if isinstance(who, wire.Identity) and self._poses(node, who.client_id):
+            cause = (
+                f"node {node} says that it is {who.client_id}; flower.clients has another node for "
+                "that client, or another client for this node"
+            )
+            who = wire.Failed(error="ConfigError", cause=cause)
         if isinstance(who, wire.Failed):
             logger.warning("node %d is no client: %s: %s", node, who.error, who.cause)
         elif node in self._nodes:
@@ -272,6 +284,12 @@ class FlowerFederation:
         self._nodes[node] = who
         if isinstance(who, wire.Identity) and set(self._rivals(who.client_id)) - self._sure:
             self._looked = 0.0  # they are asked again at once
+
+    def _poses(self, node: int, client_id: str) -> bool:
+        """Tell whether a node says that it is a client which, by its key, it is not."""
+        bound = self._settings.nodes
+        of_another = node in bound.values() and client_id not in bound
+        return of_another or bound.get(client_id, node) != node
 
     def _settle(self, job: _Job, reply: Message) -> None:
         """Take a client's answer, or send the order again."""

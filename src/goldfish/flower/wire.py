@@ -293,10 +293,14 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
         # What names, shapes and places take as JSON: longer headers are not even parsed.
         header = sum(6 * len(name.encode()) + ROOM for name in like) + ROOM
         most = 8 + header + sum(s.numel() * dtype.itemsize for s, dtype in like.values())
-        if len(data) > most or int.from_bytes(data[:8], "little") > header:
-            raise WireError(
-                f"the update has {len(data)} bytes; {most} are the most for the model that was sent"
-            )
+        for what, size, bound in (
+            ("header", int.from_bytes(data[:8], "little"), header),
+            ("model", len(data), most),
+        ):
+            if size > bound:
+                raise WireError(
+                    f"the update's {what} has {size} bytes; {bound} are the most for what was sent"
+                )
     shapes = _shapes(data)
     if like is not None:
         count = ensemble_size(like) and ensemble_size(shapes)
