@@ -14,7 +14,7 @@ from goldfish.experiments.config import (
     ModelSettings,
     UnlearningSettings,
 )
-from goldfish.federation.settings import FlowerSettings
+from goldfish.federation.settings import FlowerClient, FlowerSettings
 from goldfish.methods import METHODS
 from goldfish.settings import Settings, TrainingSettings
 
@@ -40,6 +40,7 @@ def reference() -> str:
         "[deletion.then]": LaterDeletion,
         "unlearning": UnlearningSettings,
         "flower": FlowerSettings,
+        "flower.clients.ID": FlowerClient,
     }
     tables |= {f"unlearning.{name}": method.settings for name, method in METHODS.items()}
     return INTRODUCTION + "".join(_table(name, model) for name, model in tables.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +270,9 @@ def _run_phase(
         scores = evaluator.measure(this.params, plan.requests)
         record = Record(
             round=this.index,
-            failures=[NoAnswer(**asdict(failure)) for failure in this.failures],
+            failures=[
+                NoAnswer(client_id=f.client_id, error=f.error, cause=f.cause) for f in this.failures
+            ],
             absent=list(this.absent),
             history_bytes=history_bytes,
             **scores.model_dump(include=set(Measures.model_fields)),

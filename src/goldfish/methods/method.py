@@ -38,7 +38,8 @@ Deletion: TypeAlias = Literal["samples", "class", "client"]
 ALL_DELETIONS: frozenset[Deletion] = frozenset({"samples", "class", "client"})
 
 ENDS_THE_RUN = ("DivergenceError", "ConfigError")
-"""Errors of a client that asking again does not mend."""
+"""Errors of a client that asking again does not mend. One ends the phase when the engine knows it
+for sure (``Failure.final``), or when so many clients report it that the others are no quorum."""
 
 ASKED_AGAIN = 2
 """How often an asker that must take part in a round, and fails, is asked once more."""
@@ -377,7 +378,9 @@ def _check(replies: RoundReplies, quorum: float, asked: int, index: int, plan: P
     """Raise where numbers are not finite, or too few clients answered."""
     where = f"in round {index} of {plan.phase}"
     for failure in replies.failures:
-        if failure.error not in ENDS_THE_RUN:
+        same = sum(other.error == failure.error for other in replies.failures)
+        sure = failure.final or asked - same < quorum * asked
+        if failure.error not in ENDS_THE_RUN or not sure:
             continue
         if failure.error == "DivergenceError":
             raise DivergenceError(
