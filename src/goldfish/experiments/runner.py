@@ -79,7 +79,7 @@ def _experiment(
     before = run.pin_machine(machine.facts, elsewhere=machine.elsewhere)
     scenario.save(out)
     _refuse_missing(scenario, run)
-    evaluator = Evaluator(scenario, machine.device)
+    evaluator = Evaluator(scenario, machine.device, of_clients=config.evaluation.clients)
     kept = {
         name: method.kept_rounds(config.methods[name], config.training.rounds)
         for name, method in methods.items()
@@ -275,6 +275,7 @@ def _run_phase(
             ],
             absent=list(this.absent),
             history_bytes=history_bytes,
+            client_accuracies=evaluator.client_accuracies(this.updates),
             **scores.model_dump(include=set(Measures.model_fields)),
             **finished.cost.model_dump(),
         )
