@@ -50,6 +50,15 @@ class WireError(GoldfishError):
     """A message between server and client makes no sense."""
 
 
+def plain(text: str, most: int = 4000) -> str:
+    r"""Return a stranger's text for a terminal or a page: cut, without control characters.
+
+    >>> plain("all is well\x1b[2J\nroot:", 17)
+    'all is well [2J r'
+    """
+    return "".join(c if c.isprintable() else " " for c in text[:most])
+
+
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> str:
     """Return the message for a name that is not in a registry, with the nearest one that is.
 

@@ -163,6 +163,8 @@ class Step(Generic[S]):
     run: Callable[[Task[S], Client, Workspace], Update]
     settings: type[S]
     """What the server tells it: the method's settings, or a class of its own."""
+    counts: Callable[[Task[S]], Sequence[str]] = lambda _task: ()
+    """The names of counts of samples that its answer's metrics hold beside those of all steps."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,9 @@ class Failure:
     client_id: str
     error: str
     cause: str
+    final: bool = False
+    """The server's own process knows that asking again does not mend it: an error of a setting, or
+    divergence, then ends the phase. What a client says of itself over a wire is never final."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import sqlite3
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +21,18 @@ from flwr.app import Error, Message
 
 from goldfish.data import load_half
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
-from goldfish.experiments.config import Config
+from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.federation.spool import Spool
 from goldfish.flower import wire
 from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.server_app import engine_on
-from goldfish.methods import METHODS
+from goldfish.methods import METHODS, filing
 from goldfish.params import digest, num_bytes, shapes_of
+from goldfish.settings import Settings
 from goldfish.store import load_checkpoint
-from goldfish.types import Params
+from goldfish.types import Context, Params, Task
 
 MakeConfig = Callable[..., Config]
 MACHINE = Machine(threads=1)
@@ -284,6 +287,105 @@ def test_a_client_that_returns_a_model_where_none_was_sent_is_a_failure(
     ]
 
 
+def says(grid: Any, **said: Any) -> Callable[[Any], Any]:
+    """Return what lets a node answer tasks with other words than it should: None drops a metric."""
+
+    def lie(message: Any) -> Any:
+        reply = grid.carry_out(message)
+        if wire.Answer.__name__ in reply.content.config_records:
+            record = reply.content.config_records[wire.Answer.__name__]
+            answer = json.loads(record["json"])
+            own = {**answer["metrics"], **said}
+            metrics = {n: own[n] for n in answer["metrics"] if own[n] is not None}
+            beside = {n: v for n, v in said.items() if n in answer or n.startswith("more")}
+            answer |= {**beside, "metrics": metrics}
+            record["json"] = json.dumps(answer)
+        return reply
+
+    return lie
+
+
+def calls_its_error(error: str) -> Callable[[Any], Any]:
+    def lie(message: Any) -> Any:
+        failed = wire.encode(wire.Failed(error=error, cause="so I say"))
+        return Message(failed, reply_to=message)
+
+    return lie
+
+
+LIES: dict[str, tuple[Callable[[Any], Callable[[Any], Any]], str, str]] = {
+    "not a number": (
+        lambda grid: with_update(grid, lambda p: first_of(p, lambda t: t * torch.nan)),
+        "DivergenceError",
+        "its update holds numbers that are not finite",
+    ),
+    "a count without end": (
+        lambda grid: says(grid, num_examples=2**62),
+        "WireError",
+        r"A message makes no sense: Answer\.num_examples",
+    ),
+    "a count of others' samples": (
+        lambda grid: says(grid, num_examples=41),
+        "WireError",
+        "the update's num_examples is 41; a number from 0 to 40 was expected",
+    ),
+    "no metric": (
+        lambda grid: says(grid, steps=None),
+        "WireError",
+        "The metric 'steps' is None; a number was expected",
+    ),
+    "a name that clears the screen": (
+        lambda grid: says(grid, **{"more\x1b[2J": 1}),
+        "WireError",
+        r"A message makes no sense: Answer\.more \[2J is 1",
+    ),
+    "ConfigError": (lambda grid: calls_its_error("ConfigError"), "ConfigError", "so I say"),
+    "DivergenceError": (
+        lambda grid: calls_its_error("DivergenceError"),
+        "DivergenceError",
+        "so I say",
+    ),
+}
+
+
+def in_tasks(grid: Any, lie: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a node that says honestly which client it is, and lies after that."""
+    return lambda m: grid.carry_out(m) if m.metadata.message_type == wire.IDENTIFY else lie(m)
+
+
+def test_what_one_client_makes_up_is_its_failure_and_no_others(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The run goes on with the two honest clients, to the model that they make without it."""
+    one = {"rounds": 1}
+    config = make_config(training=one, unlearning={**ONE_METHOD, **one})
+    grid.faults[11] = in_tasks(grid, lambda m: Message(Error(0, "gone"), reply_to=m))
+    run_on(grid, config, tmp_path / "without")
+    for name, (attack, error, cause) in LIES.items():
+        grid.faults[11] = in_tasks(grid, attack(grid))
+        run_on(grid, config, tmp_path / name)
+        failures = failures_of(tmp_path / name)
+        assert [(f["client_id"], f["error"]) for f in failures] == [("client-2", error)] * 2, name
+        assert all(re.match(cause, f["cause"]) for f in failures), name
+        assert models_of(tmp_path / name) == models_of(tmp_path / "without"), name
+
+
+@pytest.mark.parametrize("lie", [None, -1.0])
+def test_a_count_that_the_step_must_give_is_asked_of_its_client(
+    grid: Any, make_config: MakeConfig, tmp_path: Path, lie: float | None
+) -> None:
+    """The ascent needs all askers, so the run ends; it says who failed, and how."""
+    config = make_config(
+        deletion={"class_label": 1},
+        training={"rounds": 1},
+        unlearning={"methods": ["gradient-ascent"], "rounds": 1},
+    )
+    grid.faults[11] = says(grid, retained=lie)
+    match = rf"client-2: WireError: the update's retained is {lie}; a number from 0 to 40"
+    with pytest.raises(QuorumError, match=match):
+        run_on(grid, config, tmp_path / "out")
+
+
 def test_errors_that_a_retry_cannot_mend_end_the_run_as_in_process(
     grid: Any, make_config: MakeConfig, tmp_path: Path
 ) -> None:
@@ -408,6 +510,46 @@ def test_two_nodes_that_claim_one_client_are_refused_in_words(
     grid.nodes[12] |= {"partition-id": 1}
     with pytest.raises(ConfigError, match=r"the nodes 11 and 12 both say that they are client-2"):
         run_on(grid, make_config(), tmp_path / "out")
+
+
+def node_asked(grid: Any, config: Config) -> tuple[list[int], str]:
+    """Send client-1 a task; return the nodes that got it, and the cause where it failed."""
+    scenario = build_scenario(config, MACHINE)
+    federation = engine_on(grid, config, greet=False)(scenario, MACHINE, "run")
+    before = len(grid.tasks())
+    task = Task("client-1", filing.FILE, {}, Settings(), Context(phase="filing"))
+    causes = "".join(failure.cause for failure in federation.run([task]).failures)
+    return [m.metadata.dst_node_id for m in grid.tasks()[before:]], causes
+
+
+def test_a_client_that_is_bound_to_a_node_is_no_other(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """Node 12 says that it is client-1: beside node 10 it changes nothing, alone it is refused.
+
+    Unbound, the first is two nodes that claim one client, and in the second it gets the tasks.
+    """
+
+    def config(**nodes: int) -> Config:
+        told = {name.replace("_", "-"): {"node": node} for name, node in nodes.items()}
+        return make_config(flower={"clients": told})
+
+    grid.nodes[12] |= {"partition-id": 0}
+    assert "the nodes 10 and 12" in node_asked(grid, config())[1]
+    assert node_asked(grid, config(client_1=10)) == ([10], "")
+    assert node_asked(grid, config(client_3=12)) == ([10], "")
+    del grid.nodes[10]
+    assert node_asked(grid, config()) == ([12], "")
+    for bound in (config(client_1=10), config(client_3=12)):
+        nodes, cause = node_asked(grid, bound)
+        assert nodes == []
+        assert "node 12 says that it is client-1; flower.clients has another" in cause
+    with pytest.raises(ConfigError, match=r"Unknown client 'client-9'\. Did you mean 'client-"):
+        node_asked(grid, config(client_9=10))
+    with pytest.raises(ConfigError, match="two have the same node"):
+        config(client_1=10, client_2=10)
+    large = config(client_1=2**64 - 1)
+    assert parse_config(tomllib.loads(large.to_toml())) == large
 
 
 def test_a_node_with_a_new_disk_beside_its_old_number_is_no_rival(

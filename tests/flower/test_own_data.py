@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from goldfish.errors import ConfigError, DataError, QuorumError
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.flower import wire
 from goldfish.flower.client_store import ClientStore
 from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.server_app import engine_on
@@ -117,7 +118,15 @@ def test_a_class_that_no_client_holds_ends_the_run(
 def test_a_class_that_one_client_does_not_hold_is_removed_from_the_others(
     wards: Any, make_own: MakeConfig, tmp_path: Path
 ) -> None:
+    """And that a client refuses to file it ends nothing: it removes its own when it takes part."""
     forget_class_1(tmp_path / "ward-b.npz")
+
+    def refuse(message: Message) -> Message:
+        if message.metadata.message_type != "train.file":
+            return cast("Message", wards.carry_out(message))
+        return Message(wire.encode(wire.Failed(error="ConfigError", cause="no")), reply_to=message)
+
+    wards.faults[12] = refuse
     config = make_own(deletion={"class_label": 1}, training={"participation": 0.6})
     run_on(wards, config, tmp_path / "out")
     assert (tmp_path / "out" / "result.json").exists()
@@ -158,7 +167,8 @@ def test_wrong_members_are_refused_in_words(make_config: MakeConfig) -> None:
 def test_a_node_without_data_and_one_with_other_data_say_so(
     wards: Any, grid: Any, make_own: MakeConfig, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    config = make_own(deletion={"class_label": 1})
+    whole = {"quorum": 1.0}
+    config = make_own(deletion={"class_label": 1}, training=whole)
     (node, *_) = wards.nodes
     own = dict(wards.nodes[node])
     wards.nodes[node] = {k: v for k, v in own.items() if k not in ("data", "path")}
@@ -172,14 +182,12 @@ def test_a_node_without_data_and_one_with_other_data_say_so(
     np.savez(tmp_path / "more.npz", x_train=wide[:, :6, :6], y_train=np.arange(4))
     wards.nodes[node] = {**own, "path": str(tmp_path / "more.npz")}
     with pytest.raises(QuorumError, match="has the label 3, but the federation 3 classes"):
-        run_on(
-            wards, make_own(deletion={"class_label": 1}, training={"quorum": 1.0}), tmp_path / "m"
-        )
+        run_on(wards, config, tmp_path / "m")
     for number, other in enumerate(wards.nodes):
         wards.nodes[other] = {**own, "client-id": f"client-{number + 1}"}
         wards.nodes[other]["state-dir"] = str(tmp_path / f"shared-{number}")
     with pytest.raises(ConfigError, match=r"name the client in data\.members"):
-        run_on(wards, make_config(), tmp_path / "shared")
+        run_on(wards, make_config(training=whole), tmp_path / "shared")
 
 
 def test_half_an_image_folder_has_the_classes_of_the_whole_federation(tmp_path: Path) -> None:
@@ -344,3 +352,15 @@ def test_a_node_learns_from_no_fewer_samples_than_it_allows(
         assert said.startswith("DataError")
     with ClientStore(Path(wards.nodes[10]["state-dir"])) as store:
         assert len(store.tombstones("ward-a")) == 40 - left
+
+
+def test_a_count_beyond_what_the_server_was_told_is_a_failure(
+    wards: Any, make_own: MakeConfig, tmp_path: Path
+) -> None:
+    """Every ward has 40 samples; of ward-b the server was told that it has 30 at most."""
+    told = {"clients": {"ward-a": {"samples": 40}, "ward-b": {"samples": 30}}}
+    config = make_own(deletion={"clients": ["ward-c"]}, training={"rounds": 1}, flower=told)
+    run_on(wards, config, tmp_path / "out")
+    (failure,) = read_run(tmp_path / "out").result.methods["origin"].rounds[0].failures
+    assert failure.client_id == "ward-b"
+    assert "num_examples is 40; a number from 0 to 30 was expected" in failure.cause

@@ -6,6 +6,8 @@ import dataclasses
 import importlib.util
 import json
 import sys
+import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -129,6 +131,25 @@ def test_shapes_are_compared_with_what_was_sent_before_anything_is_decoded() -> 
         wire.unpack(model_of(tensor()), {})
 
 
+def test_a_header_that_is_too_long_is_refused_before_it_is_parsed() -> None:
+    """23 MB of header, beside a model of 32 MB; a parser would make 400,000 objects of it."""
+    model = {"w": torch.zeros(2**23)}
+    entry = '"%06d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    data = model_of(f"{{{','.join(entry % n for n in range(400_000))}}}".encode(), 2**20)
+    tracemalloc.start()
+    began = time.process_time()
+    with pytest.raises(WireError, match=r"the update's header has 232\d+ bytes; 606 are the most"):
+        wire.unpack(data, shapes_of(model))
+    seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seconds < 0.1
+    assert peak < 100_000
+    with pytest.raises(WireError, match="the update's model has"):
+        wire.unpack(wire.pack(model) + bytes(1000), shapes_of(model))
+    long_names = {'"\u2028\n' * 300 + str(n): torch.zeros(2) for n in range(3)}
+    assert wire.unpack(wire.pack(long_names), shapes_of(long_names)).keys() == long_names.keys()
+
+
 def test_an_order_comes_back_as_it_was() -> None:
     sent = order()
     received = wire.decode_order(sent_order())
@@ -181,6 +202,10 @@ def test_an_error_travels_as_its_name_and_its_text_which_is_cut() -> None:
     assert failed == wire.Failed(error="KeyError", cause="KeyError()")
     long = wire.Failed.by(ValueError("x" * 10**6))
     assert long.cause == "x" * wire.MOST_WORDS
+    shouting = wire.encode(long)
+    change("Failed", error="\x1b]0;me\x07", cause="done\x1b[2J\r\n\u202eroot:")(shouting)
+    failed = wire.decode_reply(shouting, {})
+    assert failed == wire.Failed(error=" ]0;me ", cause="done [2J   root:")
     missing = wire.Missing(digests=["a" * 64])
     assert wire.decode_reply(wire.encode(missing), {}) == missing
 
@@ -320,6 +345,20 @@ def test_a_reply_that_makes_no_sense_is_refused(
     with pytest.raises(WireError, match=message) as caught:
         wire.decode_reply(content, MODEL)
     assert len(str(caught.value)) < 500
+
+
+def test_buffers_that_cannot_be_are_refused() -> None:
+    """A variance below 0 makes NaN of every input, and the mean with an honest one may be too."""
+    bn = torch.nn.BatchNorm1d(2).state_dict()
+    metrics = {"loss": 0.5, "steps": 3, "samples": 9}
+    wire.check_update(Update("client-1", {"bn." + n: t for n, t in bn.items()}, 9, metrics), (), 9)
+    for name, wrong in (
+        ("running_var", torch.tensor([1.0, -1.0])),
+        ("num_batches_tracked", -bn["num_batches_tracked"] - 1),
+    ):
+        params = {"bn." + n: t for n, t in {**bn, name: wrong}.items()}
+        with pytest.raises(WireError, match=f"'bn.{name}' holds a number below 0"):
+            wire.check_update(Update("client-1", params, 9, metrics), (), 9)
 
 
 @pytest.mark.parametrize("digests", [3, [3], ["short"], ["a" * 64] * 2000])

@@ -15,7 +15,7 @@ from goldfish.experiments.config import (
     ModelSettings,
     UnlearningSettings,
 )
-from goldfish.federation.settings import FlowerSettings
+from goldfish.federation.settings import FlowerClient, FlowerSettings
 from goldfish.methods import METHODS
 from goldfish.settings import Settings, TrainingSettings
 
@@ -42,6 +42,7 @@ def reference() -> str:
         "unlearning": UnlearningSettings,
         "evaluation": EvaluationSettings,
         "flower": FlowerSettings,
+        "flower.clients.ID": FlowerClient,
     }
     tables |= {f"unlearning.{name}": method.settings for name, method in METHODS.items()}
     return INTRODUCTION + "".join(_table(name, model) for name, model in tables.items())

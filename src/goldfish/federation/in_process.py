@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from goldfish.data import as_examples, removal
-from goldfish.errors import ConfigError
+from goldfish.errors import ConfigError, DivergenceError
 from goldfish.federation.spool import Spool, keep
 from goldfish.hardware.blocked import compiled_early
 from goldfish.params import num_bytes
@@ -197,7 +197,8 @@ class InProcess:
             return keep(update, spool)
         except Exception as error:
             logger.info("%s failed in step %s", task.client_id, task.step.name, exc_info=True)
-            return Failure(task.client_id, type(error).__name__, str(error) or repr(error))
+            final = isinstance(error, ConfigError | DivergenceError)
+            return Failure(task.client_id, type(error).__name__, str(error) or repr(error), final)
 
     def _client(self, task: Task[Any]) -> Client:
         """Return the client with its data split by the task's requests, as in the round before."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from goldfish.settings import NonNegative, Positive, Settings
+from goldfish.settings import Count, NonNegative, Positive, Settings
+
+
+class FlowerClient(Settings):
+    """With engine = "flower": what the server was told of a client when it joined."""
+
+    node: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    """The number that `flwr supernode register` gave its key: no other node can be this client."""
+    samples: Count | None = None
+    """With data of its own: the most samples that it can have. Clients are weighed by how many they
+    say they learned from; one that says more has failed."""
 
 
 class FlowerSettings(Settings):
@@ -26,6 +37,19 @@ class FlowerSettings(Settings):
     """How often a task is sent again after its node was lost or its process died."""
     poll: Positive = 0.2
     """Seconds between two looks for answers."""
+    clients: Mapping[str, FlowerClient] = {}
+    """What the server knows of single clients, a table for each: `[flower.clients.ID]`."""
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The nodes of those clients that are bound to one."""
+        return {name: told.node for name, told in self.clients.items() if told.node is not None}
+
+    @model_validator(mode="after")
+    def _one_client_a_node(self) -> Self:
+        if len(set(self.nodes.values())) < len(self.nodes):
+            raise ValueError("clients: a node is one client, and two have the same node")
+        return self
 
     @model_validator(mode="after")
     def _one_security(self) -> Self:

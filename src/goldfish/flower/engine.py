@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from goldfish.errors import ConfigError, WireError
+from goldfish.errors import ConfigError, DivergenceError, WireError, plain, unknown
 from goldfish.federation.settings import FlowerSettings
 from goldfish.federation.spool import Spool, keep
 from goldfish.flower import wire
@@ -59,8 +59,8 @@ class _Job:
         """What went wrong before, as the end of a sentence."""
         return f" after {self.lost}" if self.lost else ""
 
-    def fail(self, error: str, cause: str) -> None:
-        self.outcome = Failure(self.client_id, error, cause)
+    def fail(self, error: str, cause: str, *, final: bool = False) -> None:
+        self.outcome = Failure(self.client_id, plain(error), plain(cause), final)
 
 
 class FlowerFederation:
@@ -69,6 +69,7 @@ class FlowerFederation:
     ``setups`` says for each client how it builds its data and model; ``run_id`` names what clients
     keep of this run on their own disks, and a second training needs another one. A node tells by
     itself which client it is, so nodes may come, go, and come back under another number.
+    ``samples`` says how many samples clients have, where the server knows: none can say more.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class FlowerFederation:
         *,
         run_id: str,
         settings: FlowerSettings | None = None,
+        samples: Mapping[str, int] | None = None,
         threads: int = 1,
     ) -> None:
         if not setups:
@@ -91,6 +93,11 @@ class FlowerFederation:
         self._setups = dict(setups)
         self._run_id = run_id
         self._settings = settings or FlowerSettings()
+        told = self._settings.clients
+        for name in told:
+            if name not in setups:
+                hint = f"flower.clients names it; the run has {len(setups)} clients."
+                raise ConfigError(unknown("client", name, setups, hint))
         self._nodes: dict[int, wire.Identity | wire.Failed] = {}
         self._asked: dict[str, int] = {}
         self._looked = 0.0
@@ -100,6 +107,9 @@ class FlowerFederation:
         """Nodes that said once more who they are, after another one had said the same."""
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
+        bounds = {name: told.samples for name, told in told.items() if told.samples is not None}
+        self._samples = {**dict.fromkeys(setups, wire.MOST - 1), **bounds, **(samples or {})}
+        """The most samples that each client can have learned from."""
 
     @property
     def client_ids(self) -> Sequence[str]:
@@ -261,6 +271,12 @@ class FlowerFederation:
                 "the same version on both."
             )
             who = wire.Failed(error="ConfigError", cause=cause)
+        if isinstance(who, wire.Identity) and self._poses(node, who.client_id):
+            cause = (
+                f"node {node} says that it is {who.client_id}; flower.clients has another node for "
+                "that client, or another client for this node"
+            )
+            who = wire.Failed(error="ConfigError", cause=cause)
         if isinstance(who, wire.Failed):
             logger.warning("node %d is no client: %s: %s", node, who.error, who.cause)
         elif node in self._nodes:
@@ -268,6 +284,12 @@ class FlowerFederation:
         self._nodes[node] = who
         if isinstance(who, wire.Identity) and set(self._rivals(who.client_id)) - self._sure:
             self._looked = 0.0  # they are asked again at once
+
+    def _poses(self, node: int, client_id: str) -> bool:
+        """Tell whether a node says that it is a client which, by its key, it is not."""
+        bound = self._settings.nodes
+        of_another = node in bound.values() and client_id not in bound
+        return of_another or bound.get(client_id, node) != node
 
     def _settle(self, job: _Job, reply: Message) -> None:
         """Take a client's answer, or send the order again."""
@@ -277,8 +299,11 @@ class FlowerFederation:
             return
         try:
             answer = wire.decode_reply(reply.content, job.task.arrays.get("model", {}))
-        except WireError as error:
-            job.fail("WireError", str(error))
+            if isinstance(answer, wire.Answer):
+                counts = job.task.step.counts(job.task)
+                wire.check_update(answer.update, counts, self._samples[job.client_id])
+        except (WireError, DivergenceError) as error:
+            job.fail(type(error).__name__, str(error))
             return
         if isinstance(answer, wire.Failed):
             job.fail(answer.error, answer.cause)
@@ -342,6 +367,7 @@ class FlowerFederation:
                 "ConfigError",
                 f"the nodes {named} both say that they are {job.client_id}, with "
                 "states of their own: give each node a client-id of its own",
+                final=True,
             )
             return
         if rivals:
@@ -373,4 +399,4 @@ class FlowerFederation:
 def _words(error: Error) -> str:
     """Return the last line of an error's reason: the exception, without its traceback."""
     lines = (error.reason or "").strip().splitlines()
-    return lines[-1].strip()[: wire.MOST_WORDS] if lines else f"Flower's error {error.code}"
+    return plain(lines[-1].strip()) if lines else f"Flower's error {error.code}"

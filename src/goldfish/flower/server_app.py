@@ -68,6 +68,11 @@ def engine_on(grid: Grid, config: Config, *, greet: bool = True) -> EngineFactor
             scenario.model,
             run_id=run_id,
             settings=config.flower,
+            samples={
+                client_id: len(setup.ids)
+                for client_id, setup in scenario.setups.items()
+                if setup.dataset is not None
+            },
             threads=machine.threads or 1,
         )
         if greet:

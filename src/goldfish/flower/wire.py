@@ -18,12 +18,12 @@ from typing import Annotated, Any, Self, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from goldfish.errors import WireError
-from goldfish.params import Shapes, digest, shapes_of
+from goldfish.errors import DivergenceError, WireError, plain
+from goldfish.params import Shapes, all_finite, digest, shapes_of
 from goldfish.settings import Checked, Count, TrainingSettings
 from goldfish.training.workspace import MEMBERS, ensemble_size
 from goldfish.types import Context, DeletionRequest, Params, Task, Update
@@ -52,8 +52,12 @@ MOST_SAID = 2**20
 """Letters of a client's message, beside its model."""
 MOST_WORDS = 4000
 """Letters of an error that a client reports; what is longer is cut."""
+ROOM = 300
+"""Bytes of a model's header for what it says of one tensor, beside the name."""
 COUNTS = ("steps", "samples", "teacher_samples", "fisher_samples")
 """The metrics of an update that every round adds up; the last two may be missing."""
+NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
+"""Buffers of BatchNorm; with a negative variance a model gives NaN, and so may its mean."""
 
 Name: TypeAlias = Annotated[str, Field(max_length=1000)]
 Digest: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -86,8 +90,8 @@ class Missing(Message):
 class Failed(Message):
     """The client's answer when the step raised: the name of the error's class, and its text."""
 
-    error: Name
-    cause: Annotated[str, Field(max_length=MOST_WORDS)]
+    error: Annotated[Name, AfterValidator(plain)]
+    cause: Annotated[str, Field(max_length=MOST_WORDS), AfterValidator(plain)]
 
     @classmethod
     def by(cls, error: BaseException) -> Self:
@@ -250,6 +254,26 @@ def decode_reply(content: RecordDict, sent: Params) -> Answer | Missing | Failed
     return Answer.read(text, lambda: unpack(_model(content, "params"), shapes_of(sent)))
 
 
+def check_update(update: Update, counts: Collection[str], most: int) -> None:
+    """Raise where an update that is a model of this federation says what cannot be.
+
+    No count of samples exceeds ``most``, those that the client has: clients are weighed by it.
+    ``counts`` names the metrics that count samples too. Numbers that are not finite are divergence.
+    """
+    said = {"num_examples": update.num_examples, **{n: update.metrics.get(n) for n in counts}}
+    for name, number in said.items():
+        if number is None or not 0 <= number <= most:
+            raise WireError(
+                f"the update's {name} is {shown(number)}; a number from 0 to {most} was expected, "
+                "the samples that the client has"
+            )
+    for name, tensor in update.params.items():
+        if name.rpartition(".")[2] in NEVER_NEGATIVE and bool((tensor < 0).any()):
+            raise WireError(f"the update's {name[:200]!r} holds a number below 0, which cannot be")
+    if not all_finite(update.params):
+        raise DivergenceError("its update holds numbers that are not finite")
+
+
 def pack(params: Params) -> bytes:
     """Return parameters as safetensors."""
     for name, t in params.items():
@@ -265,6 +289,18 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
     With ``like`` they must be like those, and come in their order. Of an ensemble there may be
     fewer members: one whose shard is empty is not there.
     """
+    if like is not None:
+        # What names, shapes and places take as JSON: longer headers are not even parsed.
+        header = sum(6 * len(name.encode()) + ROOM for name in like) + ROOM
+        most = 8 + header + sum(s.numel() * dtype.itemsize for s, dtype in like.values())
+        for what, size, bound in (
+            ("header", int.from_bytes(data[:8], "little"), header),
+            ("model", len(data), most),
+        ):
+            if size > bound:
+                raise WireError(
+                    f"the update's {what} has {size} bytes; {bound} are the most for what was sent"
+                )
     shapes = _shapes(data)
     if like is not None:
         count = ensemble_size(like) and ensemble_size(shapes)

@@ -32,7 +32,9 @@ def file(
     """Let the clients check and remember new requests; raise when one matches nothing.
 
     A client that cannot be reached now is told by the first task that it is given. A class that is
-    asked for at several clients may be missing at some of them, but not at all.
+    asked for at several clients may be missing at some of them, but not at all. Where a request
+    names samples, only its client knows whether it holds them, so its word ends the run; other
+    requests fit any data, and a client that refuses one has failed, no more.
     """
     earlier = by_client(honoured)
     context = Context(phase="filing")
@@ -41,13 +43,15 @@ def file(
         for c, own in by_client(requests).items()
     ]
     replies = federation.run(tasks)
+    names_samples = {request.client_id for request in requests if request.sample_ids is not None}
     for failure in replies.failures:
-        if failure.error == "ConfigError":
+        sure = failure.final or failure.client_id in names_samples
+        if failure.error == "ConfigError" and sure:
             raise ConfigError(f"{failure.client_id}: {failure.cause}")
     held = {update.client_id: update.metrics for update in replies.updates}
     for label in dict.fromkeys(r.class_label for r in requests if r.class_label is not None):
         asked = [r.client_id for r in requests if r.class_label == label]
-        if all(client in held and not held[client][f"class-{label}"] for client in asked):
+        if all(client in held and not held[client][class_count(label)] for client in asked):
             who = f"Client {asked[0]!r} holds no"
             if len(asked) > 1:
                 who = f"None of the {len(asked)} clients that were asked holds a"
@@ -58,12 +62,18 @@ def file_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Up
     """Say how many samples of each class that is asked for the client removes."""
     labels = [] if client.removed is None else client.removed.labels.tolist()
     update = answer(task, {}, 0, [])
-    counts = {
-        f"class-{request.class_label}": float(labels.count(request.class_label))
-        for request in task.requests
-        if request.class_label is not None
-    }
+    counts = {class_count(label): float(labels.count(label)) for label in classes_asked(task)}
     return Update(update.client_id, update.params, 0, {**update.metrics, **counts})
 
 
-FILE = Step("file", file_step, Settings)
+def classes_asked(task: Task[Settings]) -> list[int]:
+    """Return the classes that the client is asked to remove."""
+    return [r.class_label for r in task.requests if r.class_label is not None]
+
+
+def class_count(label: int) -> str:
+    """Return the name of the metric that counts a class."""
+    return f"class-{label}"
+
+
+FILE = Step("file", file_step, Settings, lambda task: list(map(class_count, classes_asked(task))))

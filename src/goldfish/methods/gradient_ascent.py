@@ -40,6 +40,9 @@ from goldfish.training.sgd import Loss, Precondition
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, Round, Step, Task, Update, Workspace
 
+RETAINED = "retained"
+"""The metric by which an asker says how many samples it keeps."""
+
 
 class GradientAscentSettings(Settings):
     """The settings of projected gradient ascent; step size and momentum are the training's."""
@@ -85,7 +88,7 @@ def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
     )
     if not asked.learned:
         raise ConfigError("The clients that ask hold nothing of what they want removed.")
-    left = sum(update.metrics["retained"] for update in asked.learned)
+    left = sum(update.metrics[RETAINED] for update in asked.learned)
     if not left and len(asked.learned) == len(plan.federation.client_ids):
         raise nothing_left(plan, 1)
     return replace(asked, params=average(asked.learned), final=plan.rounds == 1)
@@ -121,7 +124,7 @@ def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace
     return _also(answer(task, model.params(), len(client.removed), [fitted]), client)
 
 
-ASCEND = Step("ascend", ascend_step, AscentSettings)
+ASCEND = Step("ascend", ascend_step, AscentSettings, lambda _task: [RETAINED])
 
 
 def ascent_objective(model: nn.Module, batch: Batch) -> Loss:
@@ -173,7 +176,7 @@ def project(weights: Sequence[Tensor], centre: Sequence[Tensor], radius: float) 
 
 def _also(update: Update, client: Client) -> Update:
     """Tell the server how much the client keeps."""
-    return replace(update, metrics={**update.metrics, "retained": len(client.retained)})
+    return replace(update, metrics={**update.metrics, RETAINED: len(client.retained)})
 
 
 def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
