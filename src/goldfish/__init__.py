@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from goldfish.federation import InProcess
-    from goldfish.methods import METHODS, Method, Trained
+    from goldfish.methods import METHODS, Method, Trained, load
     from goldfish.types import Client, DeletionRequest
     from goldfish.workflow import Unlearned, train, unlearn
 
@@ -45,6 +45,7 @@ _HOMES = {
     "Trained": "goldfish.methods",
     "Unlearned": "goldfish.workflow",
     "WireError": "goldfish.errors",
+    "load": "goldfish.methods",
     "train": "goldfish.workflow",
     "unlearn": "goldfish.workflow",
 }
@@ -66,6 +67,7 @@ __all__ = [
     "Trained",
     "Unlearned",
     "WireError",
+    "load",
     "train",
     "unlearn",
 ]

@@ -94,6 +94,10 @@ Compile = Annotated[
     bool,
     typer.Option("--compile", help="Compile the models; may change the last bits."),
 ]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."),
+]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
 
 
@@ -124,12 +128,7 @@ def run(
             help="With --resume: go on although device, PyTorch or CPU are not those of before.",
         ),
     ] = False,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."
-        ),
-    ] = None,
+    set_: Settings = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
     workers: Workers = None,
@@ -150,6 +149,73 @@ def run(
     loaded = load_config(config, set_ or (), seed=seed)
     machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
+
+
+@app.command()
+def presets() -> None:
+    """List the tables and figures of the paper that 'goldfish reproduce' runs."""
+    from goldfish.experiments.reproduce import load_preset, preset_names
+
+    known = [load_preset(name) for name in preset_names()]
+    rows = ((preset.name, preset.title, str(preset.seeds)) for preset in known)
+    _print_table(("preset", "what it shows", "seeds"), rows)
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="From 'goldfish presets'.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Where all runs and a folder of results for each NAME go.")
+    ] = Path("runs/reproduce"),
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Instead of the preset's number of seeds.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute's version: little data, one seed, few rows.")
+    ] = False,
+    set_: Settings = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option("--summary", metavar="DIR", help="Write the pages of results in DIR anew."),
+    ] = None,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+    threads: Threads = None,
+    compile_: Compile = False,
+) -> None:
+    """Run tables and figures of the paper, and set their claims beside what comes out.
+
+    A run that is finished is not run again; one that was interrupted goes on.
+    """
+    from goldfish.experiments.reproduce import Reproduction
+    from goldfish.experiments.scenario import Machine
+    from goldfish.report.reproduction import PAGE, write_results, write_summary
+
+    if bool(names) == (summary is not None):
+        raise ConfigError(
+            "Give the NAME of a preset ('goldfish presets' lists them), or --summary."
+        )
+    if summary is not None:
+        _say(f"Summary: {write_summary(summary)}")
+    wanted = names or []
+    all_work = [
+        Reproduction.of(name, out, seeds=seeds, quick=quick, overrides=set_ or ())
+        for name in wanted
+    ]
+    machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere=True)
+    for work in all_work:
+        cells = work.cells()
+        for place, cell in enumerate(cells, start=1):
+            _say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
+            if not cell.finished:
+                again = f"goldfish reproduce {' '.join(wanted)} with the same options"
+                _show_progress(cell.run(machine), again, transient=True)
+        folder = work.finish()
+        _print_table(("claim", "here", ""), write_results(folder, work.preset))
+        _say(f"Results: {folder / PAGE}")
 
 
 @app.command()
@@ -543,10 +609,12 @@ def _run(
     _print_result(out)
 
 
-def _show_progress(steps: Iterator[Step], again: str, *, close: bool = False) -> None:
+def _show_progress(
+    steps: Iterator[Step], again: str, *, close: bool = False, transient: bool = False
+) -> None:
     """Go through the steps under progress bars; Ctrl-C tells the command that goes on.
 
-    ``close`` lets steps that were interrupted end what runs elsewhere.
+    ``close`` lets steps that were interrupted end what runs elsewhere; ``transient`` bars vanish.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -559,7 +627,7 @@ def _show_progress(steps: Iterator[Step], again: str, *, close: bool = False) ->
     )
     bars: dict[str, TaskID] = {}
     try:
-        with Progress(*columns, console=console) as progress:
+        with Progress(*columns, console=console, transient=transient) as progress:
             for step in steps:
                 if step.phase not in bars:
                     bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")

@@ -235,6 +235,8 @@ class Record(Measures, Cost):
     """Clients whose request the round should have served, and which were not there."""
     history_bytes: Number = 0
     """Bytes of the updates that the server kept of this round."""
+    client_accuracies: list[float] = []
+    """Accuracy of each client's own model before the aggregation, where that was asked for."""
     std: dict[str, float] = {}
     """Of several seeds: the standard deviation of what is drawn over the rounds."""
 

@@ -62,6 +62,8 @@ class Unlearned:
     notes: Sequence[str] = field(default_factory=tuple)
     not_honoured: Sequence[NotHonoured] = ()
     """Requests whose data is still in the model, and why. Empty when the deletion is done."""
+    trained: Trained = field(kw_only=True)
+    """What later unlearning starts from: this model, free of what it honours. It can be saved."""
 
     @property
     def model(self) -> nn.Module:
@@ -125,7 +127,7 @@ def train(
 
 
 def unlearn(
-    trained: Trained,
+    trained: Trained | Unlearned,
     requests: Sequence[DeletionRequest],
     *,
     method: str | Method[Any] = "goldfish",
@@ -136,8 +138,9 @@ def unlearn(
 ) -> Unlearned:
     """Return a model without the data that the requests name.
 
-    ``trained`` stays as it is: the same call gives the same bits again, whatever the federation
-    has done in between.
+    ``trained`` is what :func:`train`, :func:`load` or an earlier :func:`unlearn` returned; what
+    earlier calls removed stays removed. It stays as it is: the same call gives the same bits again,
+    whatever the federation has done in between.
 
     ``settings`` are those of the method (``temperature``, ``mu_c``, ...) and, to train
     differently than before, those of the training (``learning_rate``, ``local_epochs``, ...).
@@ -148,6 +151,8 @@ def unlearn(
     Look at ``not_honoured`` of the result: it lists the requests that the model does not honour,
     because a client that the method forgets through was not there often enough.
     """
+    if isinstance(trained, Unlearned):
+        trained = trained.trained
     if not isinstance(trained, Trained):
         what = type(trained).__name__
         raise ConfigError(f"unlearn() takes what train() returned, not a value of type {what}.")
@@ -167,8 +172,9 @@ def unlearn(
         test=scored,
         seed=trained.seed if seed is None else seed,
     )
-    file(trained.federation, requests)
-    records, params, _, _ = _collect(plan, bind(chosen.unlearn, own), scored, states=trained.states)
+    file(trained.federation, plan.new, trained.honoured)
+    work = bind(chosen.unlearn, own)
+    records, params, _, memo = _collect(plan, work, scored, states=trained.states)
     lost = not_honoured(plan, [record.absent for record in records], params)
     for left in lost:
         warnings.warn(
@@ -177,9 +183,18 @@ def unlearn(
             RuntimeWarning,
             stacklevel=2,
         )
-    return Unlearned(
-        trained.federation, chosen.name, params, records, notes_of(chosen, plan, own), lost
+    still = [left.request for left in lost]
+    after = replace(
+        trained,
+        params=params,
+        rounds=records,
+        phase=plan.phase,
+        memo=memo,
+        states=trained.federation.states(),
+        honoured=[request for request in plan.requests if request not in still],
     )
+    notes = notes_of(chosen, plan, own)
+    return Unlearned(trained.federation, chosen.name, params, records, notes, lost, trained=after)
 
 
 def training_plan(
@@ -211,13 +226,12 @@ def unlearning_plan(
     rounds: int,
     seed: int,
     test: Examples | None = None,
-    honoured: Sequence[DeletionRequest] = (),
 ) -> Plan:
     """Return what a method's ``unlearn`` needs: the same for every method of a comparison.
 
-    ``requests`` are all requests so far; ``honoured`` are those that the trained model is free of.
+    ``requests`` are new; those that the trained model is free of already are left out.
     """
-    federation = trained.federation
+    federation, honoured = trained.federation, trained.honoured
     if rounds < 1:
         raise ConfigError(f"rounds must be at least 1, not {rounds}.")
     if not requests:
@@ -226,22 +240,24 @@ def unlearning_plan(
         if request.client_id not in federation.client_ids:
             hint = f"The federation has {len(federation.client_ids)} clients."
             raise ConfigError(unknown("client", request.client_id, federation.client_ids, hint))
+    new = [request for request in dict.fromkeys(requests) if request not in honoured]
+    if not new:
+        raise ConfigError("The model is free of all that is asked for: it was unlearned before.")
     left = {request.client_id for request in honoured if deletion_kind(request) == "client"}
-    for request in requests:
-        if request.client_id in left and request not in honoured:
+    for request in new:
+        if request.client_id in left:
             raise ConfigError(
                 f"{request.client_id} has left with all of its data: the model is free of it."
             )
-    refuse_unhandled(method, requests)
+    refuse_unhandled(method, new)
     plan = Plan(
-        phase=method.name,
+        phase=_next_phase(trained.phase, method.name),
         federation=federation,
         training=training,
         rounds=rounds,
         seed=seed,
         fresh=fresh_params(federation.model, seed, "fresh", len(honoured)),
-        requests=tuple(requests),
-        honoured=tuple(honoured),
+        requests=(*honoured, *new),
         trained=trained,
         server=_server(federation, training, test, seed),
     )
@@ -250,6 +266,16 @@ def unlearning_plan(
         asking = {request.client_id for request in plan.new}
         plan = replace(plan, askers=[c for c in federation.client_ids if c in asking])
     return plan
+
+
+def _next_phase(before: str, method: str) -> str:
+    """Return a name under which clients keep nothing of the phase before, which is still needed.
+
+    >>> [_next_phase(phase, "sisa") for phase in ("origin", "sisa", "sisa.2")]
+    ['sisa', 'sisa.2', 'sisa.3']
+    """
+    name, _, number = before.partition(".")
+    return f"{method}.{int(number or 1) + 1}" if name == method else method
 
 
 def _server(

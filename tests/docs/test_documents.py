@@ -155,6 +155,7 @@ STATEMENTS = {
         "trained, [goldfish.DeletionRequest('a', sample_ids=['3'])]",
     ),
     "goldfish.InProcess": (FEDERATION, "clients, model"),
+    "goldfish.Trained.from_state_dict": (f"{FEDERATION}\nstate = model().state_dict()", ""),
 }
 """What must be there before a statement of a sentence runs, and what its ``...`` stand for."""
 

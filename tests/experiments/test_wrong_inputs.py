@@ -99,7 +99,7 @@ CASES = [
         ('unlearning.methods=["goldfsh"]',),
     ),
     Wrong("method twice", ("listed twice",), ('unlearning.methods=["retrain", "retrain"]',)),
-    Wrong("no method", ("unlearning.methods", "at least 1"), ("unlearning.methods=[]",)),
+    Wrong("too many samples", ("data.limit_train", "lower it"), ("data.limit_train=9999",)),
     Wrong(
         "misspelt model",
         ("Unknown model 'lenet6'", "Did you mean 'lenet5'?"),

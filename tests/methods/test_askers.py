@@ -139,7 +139,7 @@ def test_every_stage_draws_other_clients(make_clients: MakeClients, small_net: N
     second = DeletionRequest("client-1", sample_ids=["c1-2"])
     stages = [
         plan_for(trained, "retrain", [first]),
-        plan_for(trained, "retrain", [first, second], honoured=[first]),
+        plan_for(replace(trained, honoured=[first]), "retrain", [second]),
     ]
     drawn = [[tuple(participants(plan, index)) for index in (1, 2, 3)] for plan in stages]
     assert drawn[0] != drawn[1]
@@ -232,9 +232,7 @@ def test_only_new_requests_hit_shards(make_clients: MakeClients, small_net: Net)
     steps = []
     for number, shard in enumerate(shards):
         request = DeletionRequest("client-1", sample_ids=[shard.retained.ids[0]])
-        plan = plan_for(
-            trained, "goldfish", [*honoured, request], rounds=1, honoured=tuple(honoured)
-        )
+        plan = plan_for(replace(trained, honoured=tuple(honoured)), "goldfish", [request], rounds=1)
         plan = replace(plan, phase=f"goldfish.{number}")
         (this,) = method.unlearn(plan, settings)
         steps.append([int(update.metrics["samples"]) for update in this.updates])
@@ -249,7 +247,8 @@ def test_a_client_that_has_left_is_not_asked_again(
     trained = trained_on(make_clients(), small_net)
     left = DeletionRequest("client-3")
     more = DeletionRequest("client-1", sample_ids=["c1-3"])
-    plan = plan_for(trained, "gradient-ascent", [left, more], honoured=[left])
+    trained = replace(trained, honoured=[left])
+    plan = plan_for(trained, "gradient-ascent", [more])
     method = goldfish.METHODS["gradient-ascent"]
     list(method.unlearn(plan, method.settings()))
     federation = trained.federation
@@ -258,4 +257,4 @@ def test_a_client_that_has_left_is_not_asked_again(
     assert asked == {"client-1"}
     late = DeletionRequest("client-3", class_label=1)
     with pytest.raises(goldfish.ConfigError, match="client-3 has left"):
-        plan_for(trained, "gradient-ascent", [left, late], honoured=[left])
+        plan_for(trained, "gradient-ascent", [late])

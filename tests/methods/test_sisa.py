@@ -165,20 +165,15 @@ def test_a_later_deletion_goes_on_from_the_one_before(
     ]
     honoured: list[DeletionRequest] = []
     fits = []
-    for number, stage in enumerate(stages):
+    for stage in stages:
         plan = unlearning_plan(
-            trained,
-            [*honoured, *stage],
-            SISA,
-            SisaSettings(),
-            training=trained.settings,
-            rounds=1,
-            seed=0,
-            honoured=honoured,
+            trained, stage, SISA, SisaSettings(), training=trained.settings, rounds=1, seed=0
         )
-        (this,) = SISA.unlearn(replace(plan, phase=f"sisa.{number}"), SisaSettings())
+        (this,) = SISA.unlearn(plan, SisaSettings())
         honoured += stage
-        trained = replace(trained, params=this.params, phase=f"sisa.{number}", memo=this.memo)
+        trained = replace(
+            trained, params=this.params, phase=plan.phase, memo=this.memo, honoured=[*honoured]
+        )
         never = train(without(clients, honoured), small_net)
         assert digest(this.params) == digest(never.params)
         assert [u.client_id for u in this.updates] == [stage[0].client_id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -76,11 +76,13 @@ def choose_rate(
     rate: float,
     seed: int,
     eligible: Tensor | None = None,
+    shard_of: Mapping[str, int] | None = None,
 ) -> list[DeletionRequest]:
     """Choose samples at random: ``rate`` (0.06 is 6 %) of all samples of the federation.
 
     The first client asks for all of them; when they do not fit in 3/4 of its data, the next one
-    joins. ``eligible``, one bool a sample of ``examples``, limits what can be chosen.
+    joins. ``eligible``, one bool a sample of ``examples``, limits what can be chosen. With
+    ``shard_of`` the samples of a client's first shard are chosen first, then those of the next.
     """
     total = sum(len(sample_ids) for sample_ids in partition.clients.values())
     if not 0 < rate < 1:
@@ -96,7 +98,10 @@ def choose_rate(
         count = min(left, len(sample_ids) * part // whole, len(candidates))
         if count:
             draw = torch.randperm(len(candidates), generator=generator(seed, "removal", client_id))
-            chosen = tuple(candidates[i] for i in draw[:count].tolist())
+            drawn = [candidates[i] for i in draw.tolist()]
+            if shard_of is not None:
+                drawn.sort(key=shard_of.__getitem__)
+            chosen = tuple(drawn[:count])
             requests.append(DeletionRequest(client_id, sample_ids=chosen))
             left -= count
         if left == 0:

@@ -49,6 +49,10 @@ class DataSettings(Settings):
     """Concentration of the Dirichlet label skew: the smaller, the more skewed."""
     manifest: str | None = None
     """With partition = "explicit": a partition.json of another run, or one of your own."""
+    limit_train: Count | None = None
+    """Use only so many of the training samples, drawn by the seed."""
+    limit_test: Count | None = None
+    """Use only so many of the test samples, drawn by the seed."""
     members: Annotated[list[str], Field(min_length=1)] | None = None
     """Clients with data of their own on their nodes; name and path are the server's test set."""
 
@@ -65,6 +69,8 @@ class DataSettings(Settings):
             raise ValueError("members are different names, each without spaces")
         if names and self.manifest is not None:
             raise ValueError("members have data of their own, which no manifest divides")
+        if names and (self.limit_train or self.limit_test):
+            raise ValueError("members have data of their own, of which all is used")
         return self
 
 
@@ -115,6 +121,8 @@ class DeletionSettings(Selection):
     """The removed samples carry a trigger and this label, to show whether they are gone."""
     backdoor_source: ClassLabel | None = None
     """Attack this class only (the paper's variant)."""
+    by_shard: bool = False
+    """With rate and training.shards: take shard after shard, so that few of them are hit."""
     trigger_size: Count = 3
     """Side of the trigger, in pixels."""
     then: list[LaterDeletion] = Field(default_factory=list)
@@ -130,8 +138,8 @@ class DeletionSettings(Selection):
 class UnlearningSettings(Settings):
     """How to unlearn; what is left out is as in the training."""
 
-    methods: Annotated[list[str], Field(min_length=1)] = Field(default=["goldfish", "retrain"])
-    """Methods from ``goldfish methods``; each starts from the same trained federation."""
+    methods: list[str] = Field(default=["goldfish", "retrain"])
+    """Methods from ``goldfish methods``, from one trained federation; with [] a run only trains."""
     rounds: Count = 10
     """Rounds that each method gets."""
     learning_rate: Positive | None = None
@@ -151,6 +159,13 @@ class UnlearningSettings(Settings):
         return self
 
 
+class EvaluationSettings(Settings):
+    """What is measured beside the global model."""
+
+    clients: bool = False
+    """Measure the accuracy of every client's own model in every round, before the aggregation."""
+
+
 class _Tables(Settings):
     """The configuration without the tables of the methods."""
 
@@ -162,6 +177,7 @@ class _Tables(Settings):
     training: TrainingSettings = TrainingSettings()
     deletion: DeletionSettings
     unlearning: UnlearningSettings = UnlearningSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
 
 
 @dataclass(frozen=True)
@@ -179,6 +195,7 @@ class Config:
     engine: EngineName
     """What runs the clients: threads of this process, or the nodes of a Flower federation."""
     flower: FlowerSettings
+    evaluation: EvaluationSettings
 
     @property
     def unlearning_training(self) -> TrainingSettings:
@@ -199,6 +216,8 @@ class Config:
         }
         for name, settings in self.methods.items():
             values["unlearning"][name] = settings.model_dump(mode="json", exclude_none=True)
+        if self.evaluation.clients:
+            values["evaluation"] = self.evaluation.model_dump()
         return values
 
     def to_toml(self) -> str:
@@ -220,7 +239,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, seed: int | None =
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
     for override in overrides:
-        _override(values, override)
+        set_value(values, *read_override(override))
     if seed is not None:
         values["seed"] = seed
     _absolute(values, path.parent)
@@ -249,23 +268,29 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         methods,
         tables.engine,
         tables.flower,
+        tables.evaluation,
     )
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def read_override(override: str) -> tuple[str, Any]:
+    """Return the full name of a setting and its value from ``key=value``."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set takes key=value, such as training.rounds=5; not {override!r}.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
-    *path, name = key.strip().split(".")
+        return key.strip(), text.strip()
+
+
+def set_value(values: dict[str, Any], key: str, value: Any) -> None:
+    """Change a setting, by its full name, in a configuration that is not checked yet."""
+    *path, name = key.split(".")
     table: Any = values
     for part in path:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
     if not isinstance(table, dict):
-        raise ConfigError(f"--set {override!r}: {'.'.join(path)} is not a table.")
+        raise ConfigError(f"--set {key}: {'.'.join(path)} is not a table.")
     table[name] = value
 
 

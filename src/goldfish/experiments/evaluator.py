@@ -22,13 +22,13 @@ from goldfish.experiments.scenario import Scenario, select
 from goldfish.results import Final, Memory, TestImages
 from goldfish.training.fit import predict
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import DeletionRequest, Params
+from goldfish.types import DeletionRequest, Params, Update
 
 
 class Evaluator:
     """Measures models on the scenario's test data and removed samples."""
 
-    def __init__(self, scenario: Scenario, device: str) -> None:
+    def __init__(self, scenario: Scenario, device: str, *, of_clients: bool = False) -> None:
         self._scenario = scenario
         self.device = device
         self._workspace = LocalWorkspace(scenario.model, device)
@@ -41,6 +41,7 @@ class Evaluator:
         self._removed_classes = torch.tensor(removed_classes(scenario), dtype=torch.long)
         self._of_removed_class = torch.isin(self._labels, self._removed_classes)
         self._yardstick: _Losses | None = None
+        self._of_clients = of_clients
 
     def logits(self, params: Params, examples: TensorExamples) -> Tensor:
         """Return a model's logits."""
@@ -87,6 +88,15 @@ class Evaluator:
             per_class=list(score(on_test, labels, scenario.num_classes).per_class),
             **found,
         )
+
+    def client_accuracies(self, updates: Sequence[Update]) -> list[float]:
+        """Return how many percent of the test images each client's own model gets right."""
+        if not self._of_clients:
+            return []
+        params = (update.params for update in updates if update.num_examples > 0)
+        logits = (self.logits(model, self._scenario.test) for model in params)
+        classes = self._scenario.num_classes
+        return [score(said, self._labels, classes).accuracy for said in logits]
 
     def test_images(self) -> TestImages:
         """Return how many test images stand behind each percentage."""

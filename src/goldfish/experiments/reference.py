@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from goldfish.experiments.config import (
     DataSettings,
     DeletionSettings,
+    EvaluationSettings,
     LaterDeletion,
     ModelSettings,
     UnlearningSettings,
@@ -39,6 +40,7 @@ def reference() -> str:
         "deletion": DeletionSettings,
         "[deletion.then]": LaterDeletion,
         "unlearning": UnlearningSettings,
+        "evaluation": EvaluationSettings,
         "flower": FlowerSettings,
         "flower.clients.ID": FlowerClient,
     }

@@ -79,7 +79,7 @@ def _experiment(
     before = run.pin_machine(machine.facts, elsewhere=machine.elsewhere)
     scenario.save(out)
     _refuse_missing(scenario, run)
-    evaluator = Evaluator(scenario, machine.device)
+    evaluator = Evaluator(scenario, machine.device, of_clients=config.evaluation.clients)
     kept = {
         name: method.kept_rounds(config.methods[name], config.training.rounds)
         for name, method in methods.items()
@@ -148,26 +148,23 @@ def _unlearning_plan(
     method: Method[Any],
     trained: Trained,
     new: Sequence[DeletionRequest],
-    honoured: Sequence[DeletionRequest] = (),
     stage: int = 1,
 ) -> Plan:
-    """Return the plan of a method's stage: its last requests are new, the model is free of others.
+    """Return the plan of a method's stage.
 
     A stage lasts until the next request arrives, the last one for all rounds.
     """
     later = config.deletion.then
-    plan = unlearning_plan(
+    return unlearning_plan(
         trained,
-        [*honoured, *new],
+        new,
         method,
         config.methods[method.name],
         training=config.unlearning_training,
         rounds=later[stage - 1].after if stage <= len(later) else config.unlearning.rounds,
         seed=config.seed,
         test=scenario.test,
-        honoured=honoured,
     )
-    return replace(plan, phase=_phase_name(method.name, stage))
 
 
 def _phase_name(method: str, stage: int) -> str:
@@ -210,23 +207,28 @@ def _run_method(
             memo=before.memo,
         )
     stages: list[Sequence[Record]] = []
-    honoured: list[DeletionRequest] = []
     lost: list[NotHonoured] = []
     notes: Sequence[str] = ()
     for number, stage in enumerate(scenario.stages, start=1):
         new = [*(left.request for left in lost), *stage]
         if scenario.partition is None:  # the clients alone know their data
-            file(trained.federation, new, honoured)
-        plan = _unlearning_plan(config, scenario, method, trained, new, honoured, number)
+            file(trained.federation, new, trained.honoured)
+        plan = _unlearning_plan(config, scenario, method, trained, new, number)
         after = yield from _run_phase(
             plan, bind(method.unlearn, settings), run, evaluator, before.states
         )
         stages.append(after.records)
         lost = not_honoured(plan, [record.absent for record in after.records], after.params)
-        honoured += [request for request in new if request not in [left.request for left in lost]]
         notes = notes_of(method, plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
-        trained = replace(trained, params=after.params, phase=plan.phase, memo=after.memo)
+        still = [left.request for left in lost]
+        trained = replace(
+            trained,
+            params=after.params,
+            phase=plan.phase,
+            memo=after.memo,
+            honoured=[request for request in plan.requests if request not in still],
+        )
     return Outcome(
         before.params,
         _numbered(stages),
@@ -273,6 +275,7 @@ def _run_phase(
             ],
             absent=list(this.absent),
             history_bytes=history_bytes,
+            client_accuracies=evaluator.client_accuracies(this.updates),
             **scores.model_dump(include=set(Measures.model_fields)),
             **finished.cost.model_dump(),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -28,8 +28,10 @@ from goldfish.errors import ConfigError, DataError, StoreError, unknown
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.experiments.config import Config, DeletionSettings, Selection
 from goldfish.methods import deletion_kind
+from goldfish.randomness import generator
 from goldfish.store import write_whole
 from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory, Scalar
+from goldfish.unlearning.optimization import shard_numbers
 
 PARTITION, REQUESTS = "partition.json", "requests.json"
 PUT_BACK = "Put it back from a backup, or start the run anew with another --out."
@@ -149,6 +151,11 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         machine.data_dir,
         path=None if config.data.path is None else Path(config.data.path),
     )
+    data = replace(
+        data,
+        train=_draw(data.train, config.data.limit_train, config.seed, "train"),
+        test=_draw(data.test, config.data.limit_test, config.seed, "test"),
+    )
     model = _model(config, data.train, data.class_names)
     if run is not None and filed is not None:
         partition = _read_partition(run)
@@ -162,7 +169,8 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
             size=config.deletion.trigger_size,
         )
     if filed is None:
-        chooser = _Chooser(partition, data.train, config.seed)
+        shards = config.training.shards if config.deletion.by_shard else None
+        chooser = _Chooser(partition, data.train, config.seed, shards)
         filed = chooser.choose_all(config.deletion, backdoor)
     position_of = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
     missing = [sample_id for sample_id in filed.holders if sample_id not in position_of]
@@ -203,6 +211,17 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         class_names=data.class_names,
         missing=missing,
     )
+
+
+def _draw(examples: TensorExamples, count: int | None, seed: int, half: str) -> TensorExamples:
+    """Return ``count`` of the examples, in their order; all where it is None."""
+    if count is None:
+        return examples
+    if count > len(examples):
+        raise ConfigError(f"data.limit_{half}: {count} of {len(examples)} samples; lower it.")
+    order = torch.randperm(len(examples), generator=generator(seed, "samples", half))
+    positions = order[:count].sort().values
+    return select(examples, positions, [examples.ids[place] for place in positions.tolist()])
 
 
 def _clients(
@@ -330,11 +349,18 @@ def select(examples: TensorExamples, positions: Tensor, ids: Sequence[str]) -> T
 class _Chooser:
     """Turns selections into requests; a sample that was asked for once is not chosen again."""
 
-    def __init__(self, partition: Partition, train: TensorExamples, seed: int) -> None:
+    def __init__(
+        self, partition: Partition, train: TensorExamples, seed: int, shards: int | None
+    ) -> None:
         self._partition = partition
         self._train = train
         self._seed = seed
         self._label_of = dict(zip(train.ids, train.labels.tolist(), strict=True))
+        self._shard_of = shards and {
+            sample_id: number
+            for client_id, ids in partition.clients.items()
+            for sample_id, number in shard_numbers(client_id, ids, shards, seed).items()
+        }
         self._asked: set[str] = set()
         self._left: set[str] = set()
 
@@ -425,7 +451,9 @@ class _Chooser:
         rest = Partition(self._partition.kind, self._partition.seed, left)
         share = min(rate * whole / sum(len(ids) for ids in left.values()), 1 - 1e-9)
         try:
-            return removal.choose_rate(rest, self._train, share, self._seed, eligible)
+            return removal.choose_rate(
+                rest, self._train, share, self._seed, eligible, self._shard_of or None
+            )
         except DataError as error:
             raise ConfigError(
                 f"deletion: {rate:g} of the training set cannot be chosen: a client may lose 3/4 "

@@ -112,6 +112,7 @@ def _combine_rounds(all_rounds: Sequence[Sequence[Record]]) -> list[Record]:
         more = {
             "failures": [failure for record in same for failure in record.failures],
             "absent": list(dict.fromkeys(name for record in same for name in record.absent)),
+            "client_accuracies": [],
             "std": {key: std for key, std in stds.items() if std is not None},
         }
         numbers = _mean([record.model_dump(exclude=set(more)) for record in same])

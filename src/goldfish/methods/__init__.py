@@ -15,12 +15,9 @@ from goldfish.methods.incompetent_teacher import INCOMPETENT_TEACHER
 from goldfish.methods.method import (
     Method,
     Plan,
-    RoundRecord,
-    Trained,
     count_kept_models,
     deletion_kind,
     federated_rounds,
-    module_of,
     not_honoured,
     notes_of,
     refuse_unhandled,
@@ -28,6 +25,7 @@ from goldfish.methods.method import (
 from goldfish.methods.rapid_retrain import RAPID_RETRAIN
 from goldfish.methods.retrain import RETRAIN, RETRAIN_TUNED
 from goldfish.methods.sisa import SISA
+from goldfish.methods.trained import RoundRecord, Trained, load, module_of
 
 METHODS: dict[str, Method[Any]] = {
     "goldfish": GOLDFISH,
@@ -60,6 +58,7 @@ __all__ = [
     "count_kept_models",
     "deletion_kind",
     "federated_rounds",
+    "load",
     "method_named",
     "module_of",
     "not_honoured",

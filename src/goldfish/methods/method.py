@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias
 
 import torch
-from torch import nn
 
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
-from goldfish.evaluation import Cost, Scores
+from goldfish.methods.trained import Trained
 from goldfish.params import all_finite, digest, largest_change, num_bytes, weighted_mean
 from goldfish.randomness import generator
 from goldfish.settings import Settings, TrainingSettings, learning_rate_at
 from goldfish.training.server_test import ServerTest
-from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     Constant,
     Context,
     DeletionRequest,
-    Failure,
     Federation,
-    HistoryEntry,
-    Memo,
     NotHonoured,
     Params,
     Round,
     RoundReplies,
     S,
-    States,
     Step,
     Task,
     Update,
@@ -58,55 +52,6 @@ ASKER_QUORUM = 0.5
 
 
 @dataclass(frozen=True)
-class RoundRecord:
-    """What is known of a finished round."""
-
-    index: int
-    cost: Cost
-    failures: Sequence[Failure]
-    scores: Scores | None
-    """The global model on the test set, when there is one."""
-    absent: Sequence[str] = ()
-    """Clients that the method forgets through and that did not take part."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained federation: where unlearning starts."""
-
-    federation: Federation
-    params: Params
-    settings: TrainingSettings
-    seed: int
-    rounds: Sequence[RoundRecord] = ()
-    phase: str = "origin"
-    history: Mapping[int, HistoryEntry] = field(default_factory=dict)
-    """The rounds that were kept for methods that need them."""
-    method: str | None = None
-    """The method whose own training this was; None for FedAvg."""
-    memo: Memo = field(default_factory=dict)
-    """What the last round of the training remembered."""
-    states: States | None = None
-    """What the clients kept when the training ended (shard models), as far as it lives in this
-    process: :func:`goldfish.unlearn` gives it back to them first. None: what they keep by then."""
-
-    @property
-    def model(self) -> nn.Module:
-        """A new module that holds the trained parameters."""
-        return module_of(self.federation, self.params)
-
-    @property
-    def cost(self) -> Cost:
-        """The whole cost of the training."""
-        return sum((r.cost for r in self.rounds), Cost())
-
-
-def module_of(federation: Federation, params: Params) -> nn.Module:
-    """Return a new module that holds these parameters."""
-    return LocalWorkspace(federation.model).load("result", params).module.eval()
-
-
-@dataclass(frozen=True)
 class Plan:
     """What a phase (the original training, or one method's unlearning) is given.
 
@@ -124,8 +69,6 @@ class Plan:
     requests: Sequence[DeletionRequest] = ()
     trained: Trained | None = None
     """What unlearning starts from; None in the original training."""
-    honoured: Sequence[DeletionRequest] = ()
-    """Those of the requests that the original model is free of already."""
     askers: Sequence[str] = ()
     """Clients that must take part, because the method forgets what they unteach and no more."""
     server: ServerTest | None = None
@@ -138,6 +81,11 @@ class Plan:
         if self.trained is None:
             raise ConfigError(f"{self.phase} needs a trained model to unlearn from.")
         return self.trained
+
+    @property
+    def honoured(self) -> Sequence[DeletionRequest]:
+        """Those of the requests that the original model is free of already."""
+        return () if self.trained is None else self.trained.honoured
 
     @property
     def to_do(self) -> range:

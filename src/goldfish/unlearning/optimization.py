@@ -7,7 +7,7 @@ keeps is not free of it, and nothing in this project calls it exact.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,19 +45,25 @@ def partition_shards(client: Client, count: int, seed: int) -> list[Shard]:
     sample stays in its shard whatever is deleted later. A shard may be left empty.
     """
     removed_ids = () if client.removed is None else client.removed.ids
-    ids = sorted([*client.retained.ids, *removed_ids, *client.gone])
-    if count > len(ids):
-        raise ConfigError(
-            f"{client.id} has {len(ids)} samples, too few for {count} shards: lower shards."
-        )
-    order = torch.randperm(len(ids), generator=generator(seed, "shards", client.id)).tolist()
-    shard_of = {ids[position]: place % count for place, position in enumerate(order)}
+    ids = [*client.retained.ids, *removed_ids, *client.gone]
+    shard_of = shard_numbers(client.id, ids, count, seed)
     shards = []
     for index in range(count):
         retained = _part(client.retained, shard_of, index)
         removed = None if client.removed is None else _part(client.removed, shard_of, index)
         shards.append(Shard(index, retained, removed or None))
     return shards
+
+
+def shard_numbers(client_id: str, ids: Iterable[str], count: int, seed: int) -> dict[str, int]:
+    """Return the shard of each of a client's samples."""
+    ids = sorted(ids)
+    if count > len(ids):
+        raise ConfigError(
+            f"{client_id} has {len(ids)} samples, too few for {count} shards: lower shards."
+        )
+    order = torch.randperm(len(ids), generator=generator(seed, "shards", client_id)).tolist()
+    return {ids[position]: place % count for place, position in enumerate(order)}
 
 
 def _part(examples: Examples, shard_of: Mapping[str, int], index: int) -> Subset:

@@ -1,0 +1,353 @@
+"""A reproduced table or figure: the claims judged, a page, a plot, and the summary of many.
+
+All is made from the values and facts that a reproduction left, and can be made again.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from goldfish.experiments.reproduce import (
+    ABOUT,
+    VALUES,
+    About,
+    Claim,
+    Planner,
+    Preset,
+    Value,
+    from_csv,
+    load_preset,
+    paper_values,
+    preset_names,
+)
+from goldfish.report.formatting import NOTHING, listing, plural
+from goldfish.results import BY_KEY
+from goldfish.store import write_whole
+from goldfish.unlearning.optimization import ShardOption, plan_shards
+
+PAGE, PLOT, REMARKS = "README.md", "plot.svg", "remarks.md"
+ROWS = 12
+"""A table shows at most about so many rows; the CSV has them all."""
+TITLES = {
+    "size_variance": "Variance of the clients' numbers of samples",
+    "client_min": "Lowest accuracy of a client's own model, %",
+    "client_max": "Highest accuracy of a client's own model, %",
+    "client_range": "Highest minus lowest accuracy, points",
+    "client_std": "Standard deviation of the clients' own accuracies, points",
+    "accuracy": "Accuracy on clean test images, %",
+    "backdoor_success": "Backdoor success, %",
+}
+PANEL, LEGEND = 4.8, 2.8
+"""Widths in a plot, in inches."""
+DASH, DOTS = (0, (4, 3)), (0, (1, 2))
+Held: TypeAlias = Literal["holds", "holds in part", "does not hold", "not measured"]
+Key: TypeAlias = tuple[float, str, str]
+
+
+class Number(NamedTuple):
+    """The mean over the seeds, and their standard deviation where there are several."""
+
+    mean: float
+    std: float | None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What was measured and what the paper says, by row, series and metric."""
+
+    ours: Mapping[Key, Number]
+    paper: Mapping[Key, Number]
+
+    @classmethod
+    def of(cls, values: Iterable[Value], paper: Iterable[Value]) -> Numbers:
+        """Average values over their seeds."""
+        return cls(_averaged(values), _averaged(paper))
+
+    def rows(self) -> list[float]:
+        """Return the rows that were measured."""
+        return sorted({x for x, _, _ in self.ours})
+
+
+def _averaged(values: Iterable[Value]) -> dict[Key, Number]:
+    groups: dict[Key, list[float]] = {}
+    for value in values:
+        groups.setdefault((value.x, value.series, value.metric), []).append(value.value)
+    return {
+        key: Number(statistics.fmean(own), statistics.stdev(own) if len(own) > 1 else None)
+        for key, own in groups.items()
+    }
+
+
+class Judged(NamedTuple):
+    """A claim, whether it holds here, and where it does not."""
+
+    claim: str
+    held: Held
+    detail: str
+
+
+def judge(preset: Preset, numbers: Numbers) -> list[Judged]:
+    """Judge every claim of a preset by the means over the seeds."""
+    judged = [judge_claim(claim, numbers) for claim in preset.claims]
+    if preset.planner is not None:
+        judged.append(_judge_plan(preset.planner, planned_shards(preset, numbers)))
+    return judged
+
+
+def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
+    """Compare the subject with the others, row by row.
+
+    A claim holds where the means are as it says, up to its margin. Differences that are smaller
+    than the spread over the seeds of both are counted apart.
+    """
+    rows = [x for x in numbers.rows() if not claim.at or x in claim.at]
+    missed: dict[float, tuple[float, str]] = {}
+    close = 0
+    for x in rows:
+        own = numbers.ours.get((x, claim.subject, claim.metric))
+        for name, other in _others(claim, numbers, x).items():
+            if own is None or other is None:
+                missed[x] = (math.inf, f"{x:g} (no value)")
+                continue
+            gain = _gain(claim, own.mean - other.mean)
+            if gain < -claim.margin:
+                text = f"{x:g} ({number(own.mean)} against {number(other.mean)} of {name})"
+                missed[x] = max(missed.get(x, (0.0, "")), (-gain, text))
+            spread = math.hypot(own.std or 0.0, other.std or 0.0)
+            close += 0 < spread >= abs(own.mean - other.mean) and claim.holds != "alike"
+    if not rows:
+        return Judged(claim.text, "not measured", "")
+    detail = f"at {len(rows) - len(missed)} of {len(rows)} rows"
+    if missed:
+        detail += f"; furthest off at {max(missed.values())[1]}"
+    if close:
+        detail += f"; within the spread over the seeds: {plural(close, 'difference')}"
+    some: Held = "holds in part" if len(missed) < len(rows) else "does not hold"
+    return Judged(claim.text, some if missed else "holds", detail)
+
+
+def _others(claim: Claim, numbers: Numbers, x: float) -> dict[str, Number | None]:
+    """Return what the subject is compared with on a row, by name."""
+    if claim.bound is not None:
+        return {"the bound": Number(claim.bound, None)}
+    others = {name: numbers.ours.get((x, name, claim.metric)) for name in claim.than}
+    if "paper" in others:
+        others["paper"] = numbers.paper.get((x, claim.subject, claim.metric))
+    return others
+
+
+def _gain(claim: Claim, difference: float) -> float:
+    """Return by how much a difference is on the side that the claim says."""
+    if claim.holds == "alike":
+        return -abs(difference)
+    return difference if claim.holds == "higher" else -difference
+
+
+def planned_shards(preset: Preset, numbers: Numbers) -> int | None:
+    """Return the shard planner's choice; None where there is no planner, or a course is missing.
+
+    It weighs the rounds until the accuracy from before the deletion is back (one more than there
+    were, if it never is) against the accuracy at the end.
+    """
+    if preset.planner is None or not numbers.ours:
+        return None
+    deletion = preset.base["training"]["rounds"]
+    last, options = numbers.rows()[-1], []
+    for series in preset.series:
+        course = {x: n.mean for (x, name, _), n in numbers.ours.items() if name == series.name}
+        if not {deletion, last} <= course.keys():
+            return None
+        back = [x for x, value in course.items() if x > deletion and value >= course[deletion]]
+        rounds = min(back, default=last + 1) - deletion
+        options.append(ShardOption(series.set["training.shards"], rounds, course[last]))
+    return plan_shards(options, preset.planner.round_benefit, preset.planner.accuracy_cost).shards
+
+
+def _judge_plan(planner: Planner, chosen: int | None) -> Judged:
+    expected = listing([str(shards) for shards in planner.expected])
+    text = f"{expected} shards are a good balance (what the shard planner chooses)"
+    if chosen is None:
+        return Judged(text, "not measured", "")
+    prices = f"c1 = {planner.round_benefit:g}, c2 = {planner.accuracy_cost:g}"
+    held: Held = "holds" if chosen in planner.expected else "does not hold"
+    return Judged(text, held, f"the planner chooses {chosen} ({prices})")
+
+
+def number(value: float) -> str:
+    """Format a number with about three figures; percentages have two after the point.
+
+    >>> number(95.123), number(0.00214), number(0.0), number(18_700_000.0)
+    ('95.12', '0.00214', '0', '1.87e+07')
+    """
+    if 1 <= abs(value) < 100_000:
+        return f"{value:.2f}"
+    return f"{value:.3g}"
+
+
+def cell_text(ours: Number | None, paper: Number | None) -> str:
+    """Format a cell: our mean and deviation, and in brackets what the paper says.
+
+    >>> cell_text(Number(95.123, 0.2), Number(95.06, None)), cell_text(Number(0.31, None), None)
+    ('95.12 ± 0.20 (95.06)', '0.31')
+    """
+    text = NOTHING
+    if ours is not None:
+        digits = 2 if 1 <= abs(ours.mean) < 100_000 else 3
+        std = ours.std
+        spread = "" if std is None else f" ± {std:.{digits}{'f' if digits == 2 else 'g'}}"
+        text = f"{number(ours.mean)}{spread}"
+    return text if paper is None else f"{text} ({number(paper.mean)})"
+
+
+def write_results(folder: Path, preset: Preset) -> list[Judged]:
+    """Write the page and the plot of a reproduction from its values; return the judged claims."""
+    numbers = Numbers.of(from_csv(folder / VALUES), paper_values(preset))
+    judged = judge(preset, numbers)
+    remarks = folder / REMARKS
+    text = remarks.read_text("utf-8") if remarks.exists() else ""
+    about = About.read(folder / ABOUT)
+    write_whole(folder / PLOT, plot(preset, numbers))
+    write_whole(folder / PAGE, page(preset, numbers, judged, about, text))
+    return judged
+
+
+def page(
+    preset: Preset, numbers: Numbers, judged: Sequence[Judged], about: About, remarks: str = ""
+) -> str:
+    """Return the page, in Markdown: what was run, the claims, the numbers."""
+    seeds = ", ".join(map(str, about.seeds))
+    lines = [f"# {preset.name}: {preset.title}", "", " ".join(preset.shows.split()), ""]
+    if not about.complete:
+        lines += ["**Not the preset as it stands: a smaller or changed run, and no result.**", ""]
+    lines += [
+        f"- Command: `{about.command}`",
+        f"- Finished {about.date} on {'; '.join(about.machines)}",
+        f"- Seeds: {seeds}; ± is one standard deviation over them",
+        f"- Every value: [{VALUES}]({VALUES})",
+        *(f"- {note}" for note in about.notes),
+        "",
+        "| claim | here | |",
+        "|---|---|---|",
+        *(f"| {claim} | **{held}** | {detail} |" for claim, held, detail in judged),
+        "",
+    ]
+    if remarks:
+        lines += [remarks.strip(), ""]
+    lines += [f"![{preset.title}]({PLOT})", ""]
+    for metric in preset.metrics:
+        lines += _table(preset, numbers, metric)
+    return "\n".join(lines)
+
+
+def _table(preset: Preset, numbers: Numbers, metric: str) -> list[str]:
+    known = numbers.rows()
+    names = [series.name for series in preset.series]
+    with_paper = any((x, name, metric) in numbers.paper for x in known for name in names)
+    step = max(1, math.ceil(len(known) / ROWS))
+    shown = known[step - 1 :: step]
+    brackets = " (in brackets: the paper)" if with_paper else ""
+    lines = [f"## {title_of(metric)}{brackets}", ""]
+    lines += [f"| {preset.x.label} | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for x in shown:
+        keys = [(x, name, metric) for name in names]
+        cells = [cell_text(numbers.ours.get(key), numbers.paper.get(key)) for key in keys]
+        lines.append(f"| {x:g} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def title_of(metric: str) -> str:
+    """Return what a metric is called on the page."""
+    return TITLES[metric] if metric in TITLES else BY_KEY[metric].name
+
+
+def plot(preset: Preset, numbers: Numbers) -> str:
+    """Draw a panel a metric, a line a series, the paper's values dashed; return the SVG."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    metrics = [metric for metric in preset.metrics if metric != preset.error]
+    look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {preset.name}", "font.size": 9.0}
+    with matplotlib.style.context(look, after_reset=True):
+        width = PANEL * len(metrics) + LEGEND
+        figure = Figure(figsize=(width, 3.8))
+        panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+        figure.subplots_adjust(0.6 / width, 0.14, 1 - LEGEND / width, 0.91, wspace=0.22)
+        for axes, metric in zip(panels, metrics, strict=True):
+            _draw(axes, preset, numbers, metric)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="upper right")
+        buffer = io.StringIO()
+        nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return buffer.getvalue()
+
+
+def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
+    chosen = planned_shards(preset, numbers)
+    for place, series in enumerate(preset.series):
+        look: dict[str, Any] = {"color": f"C{place}", "markersize": 4, "capsize": 2}
+        marked = chosen is not None and series.set.get("training.shards") == chosen
+        course = {x: n for (x, s, m), n in numbers.ours.items() if (s, m) == (series.name, metric)}
+        if preset.error and metric == "accuracy":
+            bars = [numbers.ours[x, series.name, preset.error].mean for x in course]
+        else:
+            bars = [n.std or 0.0 for n in course.values()]
+        if course:
+            axes.errorbar(
+                list(course),
+                [n.mean for n in course.values()],
+                yerr=bars if any(bars) else None,
+                marker="o",
+                elinewidth=0.8,
+                linewidth=3.0 if marked else 1.5,
+                label=f"{series.name} (planner's choice)" if marked else series.name,
+                **look,
+            )
+        told = {x: n for (x, s, m), n in numbers.paper.items() if (s, m) == (series.name, metric)}
+        if told:
+            values = [n.mean for n in told.values()]
+            label = f"{series.name}, paper"
+            axes.plot(list(told), values, linestyle=DASH, color=look["color"], label=label)
+    if preset.x.training:
+        axes.axvline(preset.base["training"]["rounds"], color="red", linestyle=DOTS)
+    if preset.x.setting is None:
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(title_of(metric))
+    axes.set_xlabel(preset.x.label)
+    axes.grid(axis="y", linewidth=0.5, alpha=0.5)
+
+
+SUMMARY = """# Results
+
+The claims of the paper, each with what was measured here. A row comes from a preset that was run
+as it stands: `goldfish presets` lists them, `goldfish reproduce NAME` runs one. This page, and the
+pages that it links, are made by `goldfish reproduce --summary docs/results` from the CSV files.
+"""
+
+
+def write_summary(folder: Path) -> Path:
+    """Write all pages below ``folder`` anew, and its README: one row a claim."""
+    rows, missing = [], []
+    for name in preset_names():
+        place = folder / name
+        if not (place / VALUES).exists() or not (about := About.read(place / ABOUT)).complete:
+            missing.append(name)
+            continue
+        run = f"{len(about.seeds)}, {about.date}"
+        rows += [
+            f"| [{name}]({name}/{PAGE}) | {claim} | **{held}** | {detail} | {run} |"
+            for claim, held, detail in write_results(place, load_preset(name))
+        ]
+    text = SUMMARY
+    if rows:
+        head = "| preset | claim | here | | seeds, finished |\n|---|---|---|---|---|\n"
+        text += f"\n{head}" + "\n".join(rows) + "\n"
+    if missing:
+        text += f"\nNot run yet: {', '.join(missing)}.\n"
+    write_whole(folder / PAGE, text)
+    return folder / PAGE
