@@ -20,6 +20,7 @@ from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 
 from goldfish.flower.ops.keys import Keys, add_nodes, make_keys, renew_keys
 from goldfish.flower.ops.processes import Child, executable, free_ports
+from goldfish.flower.ops.superlink import public_bytes
 from goldfish.flower.ops.up import HOST, Deployment
 
 pytestmark = pytest.mark.deployment
@@ -81,7 +82,10 @@ def try_to_take_work(address: str, certificate: bytes | None) -> str:
 def test_members_train_and_unlearn_and_strangers_are_refused(
     trial: Callable[..., Any], tmp_path: Path, eventually: Eventually
 ) -> None:
-    """Train, delete samples of one client, unlearn by two methods, evaluate: as in one process."""
+    """Train, delete samples of one client, unlearn by two methods, evaluate: as in one process.
+
+    Each client is bound to the number of its key.
+    """
     keys = make_keys(tmp_path / "keys", 4)
     other = make_keys(tmp_path / "other", 1)
     case = trial(keys=keys.folder)
@@ -100,7 +104,13 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
         runtime = f"{HOST}:{deployment._node_ports[0]}"
         assert "401 Unauthorized" in try_to_take_work(runtime, keys.runtime(1).read_bytes())
         assert try_to_take_work(runtime, None) != "taken"
-        case.finish(case.start("--set", both, "--set", short))
+        numbers = {node.public_key: node.id for node in deployment.superlink.nodes()}
+        bound = [
+            f"flower.clients.client-{n}.node={numbers[public_bytes(keys.node_public(n))]}"
+            for n in (1, 2, 3)
+        ]
+        settings = [part for setting in (both, short, *bound) for part in ("--set", setting)]
+        case.finish(case.start(*settings))
     assert "retrain" in case.said
     said = {name: child.said() for name, child in refused.items()}
     assert "All SuperNodes must be registered" in said["no key"]

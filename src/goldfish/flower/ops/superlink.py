@@ -50,7 +50,7 @@ class SuperLink:
         known = {node.public_key for node in self.nodes()}
         with self._client() as client:
             for path in public_keys:
-                key = _public_bytes(path)
+                key = public_bytes(path)
                 if key not in known:
                     client.RegisterNode(RegisterNodeRequest(public_key=key, name=path.stem))
 
@@ -78,7 +78,8 @@ class SuperLink:
             client.close()
 
 
-def _public_bytes(path: Path) -> bytes:
+def public_bytes(path: Path) -> bytes:
+    """Read a public key as the SuperLink lists it."""
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
