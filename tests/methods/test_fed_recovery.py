@@ -42,7 +42,7 @@ def train(federation: Federation, **settings: Any) -> goldfish.Trained:
     return goldfish.train(federation, keep_for={"fed-eraser": {"keep_every": 1}}, **values)
 
 
-def plan_for(trained: goldfish.Trained, requests: Sequence[DeletionRequest], **more: Any) -> Plan:
+def plan_for(trained: goldfish.Trained, requests: Sequence[DeletionRequest], seed: int = 0) -> Plan:
     return unlearning_plan(
         trained,
         requests,
@@ -50,8 +50,7 @@ def plan_for(trained: goldfish.Trained, requests: Sequence[DeletionRequest], **m
         FedRecoverySettings(),
         training=trained.settings,
         rounds=3,
-        seed=more.pop("seed", 0),
-        **more,
+        seed=seed,
     )
 
 
@@ -222,20 +221,20 @@ def test_a_second_deletion_removes_what_the_first_has_not(trained: goldfish.Trai
     first, second = REQUESTS["client"][0], DeletionRequest("client-3")
     once = recover(plan_for(trained, [first, second]), settings)
     half = recover(plan_for(trained, [first]), settings)
-    after = replace(trained, params=half.params)
-    twice = recover(plan_for(after, [first, second], honoured=[first]), settings)
+    after = replace(trained, params=half.params, honoured=[first])
+    twice = recover(plan_for(after, [second]), settings)
     assert distance(once.params, twice.params) < 1e-5
     assert once.bound == twice.bound
     again = DeletionRequest("client-1", ["c1-3"])
     with pytest.raises(goldfish.ConfigError, match="client-1 has left with all of its data"):
-        plan_for(after, [first, again], honoured=[first])
+        plan_for(after, [again])
 
 
 def test_later_noise_is_drawn_anew(trained: goldfish.Trained) -> None:
     first, second = REQUESTS["client"][0], DeletionRequest("client-3")
 
-    def noise(**more: Any) -> Params:
-        plan = plan_for(trained, [first, second], **more)
+    def noise(seed: int = 0, honoured: Sequence[DeletionRequest] = ()) -> Params:
+        plan = plan_for(replace(trained, honoured=honoured), [first, second], seed=seed)
         settings: Mapping[str, Any] = {"epsilon": 1.0, "distance_bound": 1.0}
         noisy = recover(plan, FedRecoverySettings(**settings))
         bare = recover(plan, FedRecoverySettings(noise_ratio=0))

@@ -137,7 +137,7 @@ def test_a_single_sample_can_be_removed_although_there_is_batch_norm(
 def test_requests_that_are_honoured_already_ascend_no_more(trained: goldfish.Trained) -> None:
     """The old model is free of the first request: only the second is ascended on."""
     more = DeletionRequest("client-1", sample_ids=["c1-20", "c1-21"])
-    plan = plan_for(trained, [*TWO, more], honoured=TWO)
+    plan = plan_for(replace(trained, honoured=TWO), [more])
     first, second, _ = rounds_of(plan)
     assert [(u.client_id, u.num_examples) for u in first.updates] == [("client-1", 2)]
     assert [u.num_examples for u in second.updates] == [18, 22, 18]
