@@ -72,7 +72,7 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
 
 
 def run_commands(document: str, folder: Path) -> str:
-    """Run the commands of a document in order, and return what they said.
+    """Run the commands of a document in order, runs with one round, and return what they said.
 
     A configuration whose first line is a comment with a file's name lies there under that name.
     """
@@ -88,6 +88,8 @@ def run_commands(document: str, folder: Path) -> str:
                 done = run(["make", "--dry-run", *command[1:]], ROOT)
             else:
                 assert command[0] == "goldfish", f"{name_of(block)}: no way to run {line!r}"
+                if command[1] == "run":
+                    command += ["--set", "training.rounds=1", "--set", "unlearning.rounds=1"]
                 done = run([sys.executable, "-m", *command], folder)
             assert done.returncode == 0, (line, done.stderr)
             said += done.stdout

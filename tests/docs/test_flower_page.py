@@ -24,8 +24,7 @@ from goldfish.flower.ops.processes import executable, free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()
-SHORT = ["--set", "training.rounds=1", "--set", "unlearning.rounds=1"]
-SHORT += ["--set", 'unlearning.methods=["goldfish"]']
+SHORT = ["--set", "training.rounds=1", "--set", "unlearning.methods=[]"]
 
 
 def blocks(language: str) -> list[str]:

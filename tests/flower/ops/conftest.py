@@ -82,7 +82,7 @@ rate = 0.1
 backdoor_target = 7
 [unlearning]
 methods = ["goldfish"]
-rounds = 2
+rounds = 1
 """
 
 
@@ -96,7 +96,8 @@ class Trial:
         self._output = folder / "output"
         self.deployment = Deployment(folder / "state", nodes, keys=keys, models=["fragile:Fragile"])
         table = "".join(f"{k} = {json.dumps(v)}\n" for k, v in self.deployment.settings.items())
-        self.config.write_text(f"{CONFIG}\n[flower]\n{table}")
+        config = CONFIG.replace("clients = 3", f"clients = {nodes}")
+        self.config.write_text(f"{config}\n[flower]\n{table}")
 
     def flag(self, node: int, name: str) -> Path:
         """Return the file that holds a node's client up (``hold``) or lets it fail (``fail``)."""
