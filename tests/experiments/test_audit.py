@@ -62,6 +62,8 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert origin.attack.rate > 0.1
     assert origin.distances.removed > 4 * found.noise.removed
     assert retrain.word == "indistinguishable"
+    assert retrain.memory is not None
+    assert retrain.memory.value != 0, "an oracle is another model than any that is audited"
     assert retrain.before == origin.memory
     assert retrain.attack.rate < 0.1
 

@@ -31,6 +31,7 @@ from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.methods import METHODS, Method, Trained
 from goldfish.models import fresh_params
+from goldfish.randomness import derive_seed
 from goldfish.results import ORIGIN, YARDSTICK, Part, Progress
 from goldfish.settings import TrainingSettings
 from goldfish.store import (
@@ -148,7 +149,8 @@ class _Work:
 
     def oracle(self, number: int) -> Params:
         """Return a model that was trained without the removed samples, as long as the original."""
-        training, seed = _varied(self._config.training, number), self._config.seed + number
+        training = _varied(self._config.training, number)
+        seed = derive_seed(self._config.seed, ORACLE, number)  # no other model has it
         fresh = fresh_params(self._federation.model, seed, "initial")
         untrained = Trained(self._federation, fresh, training, seed)
         return unlearn(untrained, self._scenario.requests, method=YARDSTICK).params
