@@ -82,6 +82,17 @@ def test_what_is_there_is_not_made_again(audited: Path) -> None:
     assert (audited / AUDIT).read_bytes() == before
 
 
+def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path: Path) -> None:
+    """SISA and the training both have a setting named shards: each keeps its own."""
+    values = config.to_dict()
+    values["training"] |= {"rounds": 1, "local_epochs": 1}
+    values["unlearning"] = {"methods": ["sisa"], "rounds": 1, "sisa": {"shards": 2}}
+    for _ in run_experiment(parse_config(values), tmp_path / "run", MACHINE):
+        pass
+    list(audit_run(tmp_path / "run", MACHINE, models=4))
+    assert list(Audit.read(tmp_path / "run" / AUDIT).methods) == ["origin", "sisa"]
+
+
 def test_what_is_refused(audited: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 4 models of each kind, not 1"):
         list(audit_run(audited, MACHINE, models=1))

@@ -24,7 +24,7 @@ from goldfish.evaluation.attacks import (
     margins,
     true_positives,
 )
-from goldfish.evaluation.audit import AuditVerdict, Measured, audit_verdict
+from goldfish.evaluation.audit import LEAST_ORACLES, AuditVerdict, Measured, audit_verdict
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import in_process
 from goldfish.experiments.evaluator import Evaluator
@@ -93,8 +93,10 @@ def audit_run(
     are; ``methods`` are by default all of the run's. The untouched model, origin, is always
     audited too: an audit that does not find its memory would find no other.
     """
-    if models < 4:
-        raise ConfigError(f"An audit compares at least 4 models of each kind, not {models}.")
+    if models < LEAST_ORACLES:
+        raise ConfigError(
+            f"An audit compares at least {LEAST_ORACLES} models of each kind, not {models}."
+        )
     config = load_config(run / CONFIG)
     names = list(methods or config.unlearning.methods)
     for name in names:
@@ -161,14 +163,15 @@ class _Work:
 
     def unlearned(self, method: Method[Any], number: int) -> Params:
         """Return a model that was trained with them and then unlearned them."""
+        own = self._config.methods[method.name].model_dump()
+        training = _varied(self._config.unlearning_training, number)
         return unlearn(
             self._trained(number, method.name if method.prepare is not None else None),
             self._scenario.requests,
             method=method,
             rounds=self._config.unlearning.rounds,
             test=self._scenario.test,
-            **_varied(self._config.unlearning_training, number).model_dump(exclude={"rounds"}),
-            **self._config.methods[method.name].model_dump(),
+            **{**training.model_dump(exclude={"rounds"}), **own},  # a name of both is the method's
         ).params
 
     def _trained(self, number: int, own: str | None) -> Trained:
