@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -348,6 +349,6 @@ def write_summary(folder: Path) -> Path:
         head = "| preset | claim | here | | seeds, finished |\n|---|---|---|---|---|\n"
         text += f"\n{head}" + "\n".join(rows) + "\n"
     if missing:
-        text += f"\nNot run yet: {', '.join(missing)}.\n"
+        text += "\n" + textwrap.fill(f"Not run yet: {', '.join(missing)}.", 120) + "\n"
     write_whole(folder / PAGE, text)
     return folder / PAGE
