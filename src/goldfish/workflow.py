@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -26,7 +26,6 @@ from goldfish.methods import (
     deletion_kind,
     fedavg,
     method_named,
-    module_of,
     not_honoured,
     notes_of,
     refuse_unhandled,
@@ -55,25 +54,37 @@ from goldfish.types import (
 class Unlearned:
     """The result of unlearning."""
 
-    federation: Federation
     method: str
-    params: Params
-    rounds: Sequence[RoundRecord]
-    notes: Sequence[str] = field(default_factory=tuple)
+    trained: Trained
+    """What later unlearning starts from: this model, free of what it honours. It can be saved."""
+    notes: Sequence[str] = ()
     not_honoured: Sequence[NotHonoured] = ()
     """Requests whose data is still in the model, and why. Empty when the deletion is done."""
-    trained: Trained = field(kw_only=True)
-    """What later unlearning starts from: this model, free of what it honours. It can be saved."""
+
+    @property
+    def federation(self) -> Federation:
+        """The federation that unlearned."""
+        return self.trained.federation
+
+    @property
+    def params(self) -> Params:
+        """The unlearned parameters."""
+        return self.trained.params
+
+    @property
+    def rounds(self) -> Sequence[RoundRecord]:
+        """The rounds of the unlearning."""
+        return self.trained.rounds
 
     @property
     def model(self) -> nn.Module:
         """A new module that holds the unlearned parameters."""
-        return module_of(self.federation, self.params)
+        return self.trained.model
 
     @property
     def cost(self) -> Cost:
         """The whole cost of the unlearning."""
-        return sum((r.cost for r in self.rounds), Cost())
+        return self.trained.cost
 
 
 def train(
@@ -183,18 +194,17 @@ def unlearn(
             RuntimeWarning,
             stacklevel=2,
         )
-    still = [left.request for left in lost]
     after = replace(
-        trained,
-        params=params,
-        rounds=records,
-        phase=plan.phase,
-        memo=memo,
-        states=trained.federation.states(),
-        honoured=[request for request in plan.requests if request not in still],
+        trained_after(plan, params, memo, lost), rounds=records, states=trained.federation.states()
     )
-    notes = notes_of(chosen, plan, own)
-    return Unlearned(trained.federation, chosen.name, params, records, notes, lost, trained=after)
+    return Unlearned(chosen.name, after, notes_of(chosen, plan, own), lost)
+
+
+def trained_after(plan: Plan, params: Params, memo: Memo, lost: Sequence[NotHonoured]) -> Trained:
+    """Return what later unlearning starts from, once a plan was carried out but for ``lost``."""
+    still = [left.request for left in lost]
+    free_of = [request for request in plan.requests if request not in still]
+    return replace(plan.origin, params=params, phase=plan.phase, memo=memo, honoured=free_of)
 
 
 def training_plan(

@@ -28,6 +28,7 @@ from goldfish.workflow import (
     own_training,
     run_phase,
     states_of,
+    trained_after,
     training_plan,
     unlearning_plan,
 )
@@ -221,14 +222,7 @@ def _run_method(
         lost = not_honoured(plan, [record.absent for record in after.records], after.params)
         notes = notes_of(method, plan, settings)
         before = replace(after, states=_merge(before.states, after.states))
-        still = [left.request for left in lost]
-        trained = replace(
-            trained,
-            params=after.params,
-            phase=plan.phase,
-            memo=after.memo,
-            honoured=[request for request in plan.requests if request not in still],
-        )
+        trained = trained_after(plan, after.params, after.memo, lost)
     return Outcome(
         before.params,
         _numbered(stages),

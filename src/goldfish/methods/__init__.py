@@ -25,7 +25,7 @@ from goldfish.methods.method import (
 from goldfish.methods.rapid_retrain import RAPID_RETRAIN
 from goldfish.methods.retrain import RETRAIN, RETRAIN_TUNED
 from goldfish.methods.sisa import SISA
-from goldfish.methods.trained import RoundRecord, Trained, load, module_of
+from goldfish.methods.trained import RoundRecord, Trained, load
 
 METHODS: dict[str, Method[Any]] = {
     "goldfish": GOLDFISH,
@@ -60,7 +60,6 @@ __all__ = [
     "federated_rounds",
     "load",
     "method_named",
-    "module_of",
     "not_honoured",
     "notes_of",
     "refuse_unhandled",

@@ -74,7 +74,7 @@ class Trained:
     @property
     def model(self) -> nn.Module:
         """A new module that holds the trained parameters."""
-        return module_of(self.federation, self.params)
+        return LocalWorkspace(self.federation.model).load("result", self.params).module.eval()
 
     @property
     def cost(self) -> Cost:
@@ -170,8 +170,3 @@ def _refuse_misfit(federation: Federation, state: Mapping[str, Any], what: str) 
         first = str(error).splitlines()
         reason = first[1].strip() if len(first) > 1 else str(error)
         raise ConfigError(f"{what} does not fit the federation's model: {reason}") from error
-
-
-def module_of(federation: Federation, params: Params) -> nn.Module:
-    """Return a new module that holds these parameters."""
-    return LocalWorkspace(federation.model).load("result", params).module.eval()
