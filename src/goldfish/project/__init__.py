@@ -1,0 +1,1 @@
+"""The operator's workflow: a project directory, its ledger, and the evidence of each deletion."""
