@@ -43,6 +43,8 @@ class Holdings:
     test: TensorExamples
     model: ModelFactory
     class_names: Sequence[str]
+    ids: Mapping[str, str]
+    """The id of each sample that is there, by its key; never written."""
     digest: str | None
     """Of the data, where ids are positions in it, which mean nothing in other data."""
 
@@ -130,6 +132,7 @@ def load_holdings(
         data.test,
         _model(settings, data.test, data.num_classes),
         data.class_names,
+        dict(zip(keys, plain.ids, strict=True)),
         digest,
     )
 
@@ -137,10 +140,12 @@ def load_holdings(
 def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Holdings:
     """Read data by the user's own function."""
     clients, test = _call(settings.tables.data.name)
-    named = {}
+    named: dict[str, Examples] = {}
+    ids: dict[str, str] = {}
     for client_id, examples in clients.items():
         keys = [key_of(salt, sample_id, client_id) for sample_id in examples.ids]
         named[client_id] = _renamed(examples, keys)
+        ids |= dict(zip(keys, examples.ids, strict=True))
     if manifest is None:
         manifest = Partition("own", 0, {c: tuple(own.ids) for c, own in named.items()})
     in_memory = _in_memory(test)
@@ -152,6 +157,7 @@ def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Ho
         in_memory,
         _model(settings, in_memory, labels + 1),
         [str(label) for label in range(labels + 1)],
+        ids,
         _digest(positional) if positional else None,
     )
 

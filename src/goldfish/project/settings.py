@@ -25,7 +25,7 @@ FILE = "goldfish.toml"
 AUTO = "auto"
 """The method that is chosen by what is asked for."""
 
-TEMPLATE = '''\
+TEMPLATE = """\
 # A Goldfish project. It works as it stands; docs/quickstart.md walks through it, and
 # docs/configuration.md says what the settings of [data], [model] and [training] mean.
 
@@ -61,7 +61,7 @@ method = "auto"          # goldfish-sprint, or retrain where that cannot do it. 
 
 [requests]
 due_days = 30            # how long you have to answer a request
-'''
+"""
 
 
 class ProjectUnlearning(Settings):
