@@ -156,6 +156,43 @@ def forget(
 
 
 @app.command()
+def plan(
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+) -> None:
+    """Say what each method would cost for the pending requests, and which one to take."""
+    from goldfish.report.formatting import seconds, size
+
+    with _open(project) as opened:
+        found = opened.plan(_machine(data_dir, device, workers))
+    advice = found.advice
+    able = [own for own in advice.estimates if own.refused is None]
+    print_table(
+        ("method", "time", "samples", "rounds", "sent", "guarantee"),
+        (
+            (
+                own.method,
+                seconds(own.cost.seconds),
+                f"{own.cost.samples:.0f}",
+                str(own.rounds),
+                size(own.cost.bytes_sent),
+                own.guarantee,
+            )
+            for own in able
+        ),
+    )
+    for own in advice.estimates:
+        if own.refused is not None:
+            say(f"Not {own.method}: {own.refused}")
+    for client, shards in found.shards.items():
+        say(f"Removed from {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
+    say(f"Superseded: {', '.join(found.artefacts)}.")
+    say(f"Advice: goldfish unlearn --method {advice.method} ({advice.reason}).")
+
+
+@app.command()
 def unlearn(
     method: Annotated[
         str | None, typer.Option("--method", help="From 'goldfish methods'; by default the file's.")

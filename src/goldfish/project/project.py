@@ -50,6 +50,7 @@ from goldfish.methods import (
 )
 from goldfish.methods.filing import file
 from goldfish.methods.trained import MODEL
+from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project.holdings import Holdings, key_of, load_holdings
 from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
 from goldfish.project.settings import AUTO, FILE, TEMPLATE, ProjectSettings
@@ -59,6 +60,7 @@ from goldfish.store import KeptHistory, RunDirectory, claim, write_whole
 from goldfish.store.files import make_folder, sync_folder
 from goldfish.store.runs import first_difference
 from goldfish.types import DeletionRequest, States
+from goldfish.unlearning.optimization import shard_numbers
 from goldfish.workflow import (
     Work,
     bind,
@@ -76,8 +78,6 @@ GONE, PASS = "gone.json", "pass.json"
 PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
 """Requests in these states are still to be handled; one that failed is tried again."""
 WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
-FAST, EXACT = "goldfish-sprint", "retrain"
-"""What "auto" takes: the fast method, or the one that can remove anything."""
 LISTED = 10
 """So many ids an error lists."""
 
@@ -122,6 +122,17 @@ class Asked:
             client = self.by_request[request].client_id
             found[client] = found.get(client, set()) | self.keys[request]
         return found
+
+
+@dataclass(frozen=True)
+class ProjectPlan:
+    """What it takes to handle the pending requests."""
+
+    advice: Advice
+    shards: Mapping[str, Sequence[int]]
+    """The shards of each client whose data is removed; one shard is a client's whole data."""
+    artefacts: Sequence[str]
+    """The models and updates that know the data, and will be superseded."""
 
 
 class Project:
@@ -451,6 +462,36 @@ class Project:
             )
             for request, reason in failed.items():
                 self._fail([request], reason)
+
+    def plan(self, machine: Machine) -> ProjectPlan:
+        """Say what each method would cost for the pending requests, and which one to take.
+
+        Times are those of a few measured steps, scaled by what the training took here.
+        """
+        version = self.current()
+        self.refuse_changes()
+        holdings, gone = self._holdings(machine), self._gone(version.number)
+        federation = self._federation(holdings, gone, machine)
+        trained = self.load(version, federation)
+        asked = self._ask(self.pending(), holdings, gone)
+        tables = self.settings.tables
+        known = [v.facts["cost"] for v in self.ledger.versions() if v.facts["cost"]["samples"]]
+        advice = plan(
+            trained,
+            asked.requests,
+            methods={name: self.settings.methods.get(name, {}) for name in METHODS},
+            rounds=tables.unlearning.rounds,
+            test=holdings.test.to(machine.device),
+            seconds_per_sample=known[0]["seconds"] / known[0]["samples"] if known else None,
+        )
+        hit = {}
+        for client in holdings.clients(gone):
+            if keys := asked.of_clients().get(client.id):
+                ids = self._manifest().clients[client.id]
+                shard = shard_numbers(client.id, ids, tables.training.shards, tables.seed)
+                hit[client.id] = sorted({shard[key] for key in keys})
+        touched = [a.path for a in self.ledger.artefacts("current")]
+        return ProjectPlan(advice, hit, touched)
 
     def choose(self, name: str | None, trained: Trained, asked: Asked) -> Method[Any]:
         """Return the method of this name, or of the settings; "auto" goes by what is asked."""
