@@ -17,7 +17,7 @@ from goldfish.data import as_examples
 from goldfish.errors import ConfigError, GoldfishError
 from goldfish.evaluation import Cost, round_cost
 from goldfish.federation import InProcess
-from goldfish.methods import METHODS, Method, Trained
+from goldfish.methods import METHODS, Method, Trained, method_named
 from goldfish.settings import Settings
 from goldfish.types import (
     DeletionRequest,
@@ -88,7 +88,7 @@ def plan(
     few = None if test is None else as_examples(test)
     estimates = []
     for name, values in wanted.items():
-        method: Method[Any] = METHODS[name]
+        method = method_named(name)
         own = method.settings.parse(values)
         rehearsal = _Rehearsal(federation)
         with ExitStack() as undo:
