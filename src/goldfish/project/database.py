@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.exc import ArgumentError
 
 from goldfish.errors import ConfigError, StoreError
-from goldfish.store.files import make_folder
 
 WAIT_S = 60
 """So long a process waits for its turn to write."""
@@ -91,7 +90,7 @@ def engine_of(url: str | Path) -> Engine:
 def _own_file(path: Path) -> None:
     """Make the database file, its owner's alone: what SQLite writes beside it takes after it."""
     try:
-        make_folder(path.parent)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
