@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -16,22 +15,27 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
 
 from goldfish.errors import ConfigError, GoldfishError
+from goldfish.terminal import (
+    DataDir,
+    Device,
+    DeviceOption,
+    Workers,
+    console,
+    print_table,
+    resolve,
+    say,
+    show_progress,
+)
 from goldfish.version import __version__
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from rich.progress import TaskID
-
     from goldfish.experiments.config import Config
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
-
-INTERRUPTED = 130
-"""The usual exit status of a program that was ended by Ctrl-C."""
 
 app = typer.Typer(
     help="Remove data from a federated model, fast, and show that it is gone.",
@@ -44,7 +48,6 @@ data_app = typer.Typer(help="Datasets: what is there, and how to get what is mis
 app.add_typer(data_app, name="data", no_args_is_help=True)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
 app.add_typer(flower_app, name="flower", no_args_is_help=True)
-console = Console()
 
 
 @app.callback()
@@ -54,14 +57,6 @@ def _options(
     if version:
         console.print(__version__, highlight=False)
         raise typer.Exit
-
-
-class Device(StrEnum):
-    """Where the models run."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 class Precision(StrEnum):
@@ -74,17 +69,6 @@ class Precision(StrEnum):
 
 Out = Annotated[
     Path | None, typer.Option("--out", help="The run directory; by default runs/NAME of the file.")
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where the datasets are; by default $GOLDFISH_DATA."),
-]
-DeviceOption = Annotated[
-    Device, typer.Option("--device", help="Where the models run; auto takes a GPU if there is one.")
-]
-Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="Clients trained at a time; does not change results."),
 ]
 Threads = Annotated[
     int | None,
@@ -110,7 +94,7 @@ def demo(
     from goldfish.experiments.scenario import Machine
 
     config = load_config(DEMO, seed=seed)
-    machine = Machine(device=_resolve(device), workers=workers, elsewhere=True)
+    machine = Machine(device=resolve(device), workers=workers, elsewhere=True)
     _run(config, out or Path("runs/demo"), machine, resume=True)
 
 
@@ -147,7 +131,7 @@ def run(
     if config.is_dir():
         place, config = out or config, config / "config.toml"
     loaded = load_config(config, set_ or (), seed=seed)
-    machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere)
+    machine = Machine(data_dir, resolve(device), workers, threads, compile_, elsewhere)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
 
 
@@ -158,7 +142,7 @@ def presets() -> None:
 
     known = [load_preset(name) for name in preset_names()]
     rows = ((preset.name, preset.title, str(preset.seeds)) for preset in known)
-    _print_table(("preset", "what it shows", "seeds"), rows)
+    print_table(("preset", "what it shows", "seeds"), rows)
 
 
 @app.command()
@@ -199,23 +183,23 @@ def reproduce(
             "Give the NAME of a preset ('goldfish presets' lists them), or --summary."
         )
     if summary is not None:
-        _say(f"Summary: {write_summary(summary)}")
+        say(f"Summary: {write_summary(summary)}")
     wanted = names or []
     all_work = [
         Reproduction.of(name, out, seeds=seeds, quick=quick, overrides=set_ or ())
         for name in wanted
     ]
-    machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere=True)
+    machine = Machine(data_dir, resolve(device), workers, threads, compile_, elsewhere=True)
     for work in all_work:
         cells = work.cells()
         for place, cell in enumerate(cells, start=1):
-            _say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
+            say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
             if not cell.finished:
                 again = f"goldfish reproduce {' '.join(wanted)} with the same options"
-                _show_progress(cell.run(machine), again, transient=True)
+                show_progress(cell.run(machine), again, transient=True)
         folder = work.finish()
-        _print_table(("claim", "here", ""), write_results(folder, work.preset))
-        _say(f"Results: {folder / PAGE}")
+        print_table(("claim", "here", ""), write_results(folder, work.preset))
+        say(f"Results: {folder / PAGE}")
 
 
 @app.command()
@@ -242,7 +226,7 @@ def bench(
     from goldfish.bench.tables import bench as measure
     from goldfish.bench.tables import machine_in_words
 
-    place = _resolve(device)
+    place = resolve(device)
     sizes = tuple(clients or (5, 100))
     work = Workload(
         model, sizes, samples, place, precision.value, epochs, turns, compile_, data_dir
@@ -257,7 +241,7 @@ def bench(
                 rows = stop.value
                 break
     cells = (map(escape, row.cells()) for row in rows)
-    _print_table(("what", "measured", "ratio"), cells)
+    print_table(("what", "measured", "ratio"), cells)
 
 
 @app.command()
@@ -292,9 +276,9 @@ def audit(
     from goldfish.experiments.audit import AUDIT, Audit, audit_run
     from goldfish.experiments.scenario import Machine
 
-    machine = Machine(data_dir, _resolve(device), workers)
+    machine = Machine(data_dir, resolve(device), workers)
     steps = audit_run(run_dir, machine, models=models, methods=method or ())
-    _show_progress(steps, f"goldfish audit {run_dir} --models {models}")
+    show_progress(steps, f"goldfish audit {run_dir} --models {models}")
     found = Audit.read(run_dir / AUDIT)
     rows = [
         (
@@ -308,7 +292,7 @@ def audit(
     ]
     noise = found.noise
     rows.append(("oracles", "", "", f"{noise.removed:.2f} / {noise.unseen:.2f}", ""))
-    _print_table(("method", "memory", "accuracy", "distance", "attack"), rows)
+    print_table(("method", "memory", "accuracy", "distance", "attack"), rows)
     for name, own in found.methods.items():
         console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
         console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
@@ -348,7 +332,7 @@ def models() -> None:
     """List the models; your own is named package.module:factory."""
     from goldfish.models import MODELS
 
-    _print_table(("model", "what it is"), ((name, m.summary) for name, m in MODELS.items()))
+    print_table(("model", "what it is"), ((name, m.summary) for name, m in MODELS.items()))
 
 
 @data_app.command("list")
@@ -361,7 +345,7 @@ def data_list(data_dir: DataDir = None) -> None:
         state = "[green]there[/]" if found.present else "[yellow]missing[/]"
         missing = f" (missing: {', '.join(found.missing)})" if found.missing else ""
         rows.append((found.name, state, found.location + missing))
-    _print_table(("dataset", "state", "where"), rows)
+    print_table(("dataset", "state", "where"), rows)
 
 
 @data_app.command("fetch")
@@ -426,7 +410,7 @@ def keys_new(folder: KeyFolder, nodes: Nodes = 3, host: Hosts = None) -> None:
     from goldfish.flower.ops.keys import make_keys
 
     keys = make_keys(folder, nodes, host or ())
-    _say(
+    say(
         f"Keys for {nodes} nodes are in {folder}. Each host gets only its own files "
         f"(docs/flower.md); {keys.authority_key.name} stays on none of them."
     )
@@ -439,7 +423,7 @@ def keys_renew(folder: KeyFolder, host: Hosts = None) -> None:
     from goldfish.flower.ops.keys import renew_keys
 
     names = ", ".join(path.name for path in renew_keys(folder, host or ()))
-    _say(f"New in {folder}: {names}. Copy each to its host, and restart what runs there.")
+    say(f"New in {folder}: {names}. Copy each to its host, and restart what runs there.")
 
 
 @keys_app.command("add")
@@ -449,7 +433,7 @@ def keys_add(folder: KeyFolder, nodes: Nodes = 1) -> None:
     from goldfish.flower.ops.keys import add_nodes
 
     for number in add_nodes(folder, nodes):
-        _say(f"node-{number}: flwr supernode register {folder / f'node-{number}.pub'}")
+        say(f"node-{number}: flwr supernode register {folder / f'node-{number}.pub'}")
 
 
 @keys_app.command("remove")
@@ -461,14 +445,10 @@ def keys_remove(
     from goldfish.flower.ops.keys import remove_node
 
     remove_node(folder, number)
-    _say(
+    say(
         f"The files of node-{number} are deleted. Whoever has a copy of its key stays a member "
         "until the server's 'flwr supernode unregister' names it ('flwr supernode list')."
     )
-
-
-def _say(sentence: str) -> None:
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 @flower_app.command("up")
@@ -605,48 +585,8 @@ def _run(
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
     again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
-    _show_progress(steps, again, close=config.engine == "flower")
+    show_progress(steps, again, close=config.engine == "flower")
     _print_result(out)
-
-
-def _show_progress(
-    steps: Iterator[Step], again: str, *, close: bool = False, transient: bool = False
-) -> None:
-    """Go through the steps under progress bars; Ctrl-C tells the command that goes on.
-
-    ``close`` lets steps that were interrupted end what runs elsewhere; ``transient`` bars vanish.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description:<10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
-    )
-    bars: dict[str, TaskID] = {}
-    try:
-        with Progress(*columns, console=console, transient=transient) as progress:
-            for step in steps:
-                if step.phase not in bars:
-                    bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")
-                progress.update(
-                    bars[step.phase],
-                    completed=step.round,
-                    total=step.rounds,
-                    state=_state(step),
-                )
-                for failure in step.record.failures if step.record else ():
-                    where = f"{step.phase}, round {step.round}: {failure.client_id}"
-                    progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
-    except KeyboardInterrupt:
-        if close:
-            steps.close()  # type: ignore[attr-defined]
-        console.print(f"Interrupted. What is finished is kept; go on with: {again}")
-        sys.stdout.flush()
-        # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
-        os._exit(INTERRUPTED)
 
 
 def _end_as_by_ctrl_c() -> None:
@@ -676,44 +616,13 @@ def _need_flower() -> None:
         raise ConfigError("Flower is not installed. Run: pip install 'goldfish-fl[flower]'")
 
 
-def _resolve(device: Device) -> str:
-    import torch
-
-    from goldfish.hardware.gpu import open_queues
-
-    if device is Device.cpu:
-        return "cpu"
-    open_queues()
-    if torch.cuda.is_available():
-        return "cuda"
-    if device is Device.cuda:
-        raise ConfigError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
-    return "cpu"
-
-
-def _state(step: Step) -> str:
-    """Say what a round measured: the accuracy, and the first of the tests that the run has."""
-    from goldfish.report.formatting import FORMS
-    from goldfish.results import METRICS
-
-    if step.diverged:
-        return "diverged"
-    drawn = {metric: getattr(step.record, metric.key, None) for metric in METRICS if metric.chart}
-    known = [
-        f"{metric.label} {FORMS[metric.unit](value, None)}"
-        for metric, value in drawn.items()
-        if value is not None
-    ]
-    return ", ".join(known[:2])
-
-
 def _print_result(out: Path) -> None:
     from goldfish.report import headline, image_counts, not_honoured, short_table, write_report
     from goldfish.results import read_run
 
     result = read_run(out).result
     page = write_report(out)
-    _print_table(*short_table(result))
+    print_table(*short_table(result))
     told = headline(result)
     console.print(image_counts(result), markup=False, style="dim")
     console.print(told.verdict, markup=False, style="bold")
@@ -725,13 +634,6 @@ def _print_result(out: Path) -> None:
     if failed:
         _print_error("\n".join(failed))
         sys.exit(1)
-
-
-def _print_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    printed = Table(*headings)
-    for row in rows:
-        printed.add_row(*row)
-    console.print(printed)
 
 
 def _print_error(message: str) -> None:
