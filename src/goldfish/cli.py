@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from goldfish.errors import ConfigError, GoldfishError
+from goldfish.project.commands import app as project_app
 from goldfish.terminal import (
     DataDir,
     Device,
@@ -48,6 +49,7 @@ data_app = typer.Typer(help="Datasets: what is there, and how to get what is mis
 app.add_typer(data_app, name="data", no_args_is_help=True)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
 app.add_typer(flower_app, name="flower", no_args_is_help=True)
+app.add_typer(project_app)
 
 
 @app.callback()

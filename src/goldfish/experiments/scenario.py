@@ -14,6 +14,7 @@ from torch import Tensor
 
 from goldfish.data import (
     Backdoor,
+    LabelledData,
     Partition,
     Subset,
     TensorExamples,
@@ -26,7 +27,7 @@ from goldfish.data import (
 from goldfish.data import partition as partitions
 from goldfish.errors import ConfigError, DataError, StoreError, unknown
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup
-from goldfish.experiments.config import Config, DeletionSettings, Selection
+from goldfish.experiments.config import Config, DataSettings, DeletionSettings, Selection
 from goldfish.methods import deletion_kind
 from goldfish.randomness import generator
 from goldfish.store import write_whole
@@ -146,21 +147,12 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
     filed = None if run is None else _read_filed(run)
     if config.data.members is not None:
         return _members_scenario(config, machine, config.data.members, filed)
-    data = load(
-        config.data.name,
-        machine.data_dir,
-        path=None if config.data.path is None else Path(config.data.path),
-    )
-    data = replace(
-        data,
-        train=_draw(data.train, config.data.limit_train, config.seed, "train"),
-        test=_draw(data.test, config.data.limit_test, config.seed, "test"),
-    )
+    data = load_data(config.data, config.seed, machine.data_dir)
     model = _model(config, data.train, data.class_names)
     if run is not None and filed is not None:
         partition = _read_partition(run)
     else:
-        partition = _partition(config, data.train)
+        partition = divide(config.data, config.seed, data.train)
     backdoor = None
     if config.deletion.backdoor_target is not None:
         backdoor = Backdoor(
@@ -210,6 +202,17 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         backdoor=backdoor,
         class_names=data.class_names,
         missing=missing,
+    )
+
+
+def load_data(settings: DataSettings, seed: int, data_dir: Path | None) -> LabelledData:
+    """Load the data that the settings name, or what they want of it."""
+    path = None if settings.path is None else Path(settings.path)
+    data = load(settings.name, data_dir, path=path)
+    return replace(
+        data,
+        train=_draw(data.train, settings.limit_train, seed, "train"),
+        test=_draw(data.test, settings.limit_test, seed, "test"),
     )
 
 
@@ -485,12 +488,12 @@ def _read_partition(run: Path) -> Partition:
         ) from error
 
 
-def _partition(config: Config, train: TensorExamples) -> Partition:
-    settings = config.data
+def divide(settings: DataSettings, seed: int, train: TensorExamples) -> Partition:
+    """Return who holds what of the training data."""
     if settings.partition == "explicit":
         return partitions.explicit(Path(settings.manifest or ""))
     return partitions.partition(
-        train, settings.clients, kind=settings.partition, alpha=settings.alpha, seed=config.seed
+        train, settings.clients, kind=settings.partition, alpha=settings.alpha, seed=seed
     )
 
 
