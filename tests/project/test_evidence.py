@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from tests.project.conftest import MACHINE
+from typer.testing import CliRunner
 
+from goldfish.cli import app
 from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.project.evidence import Pack, case_of, headline, verify_evidence, write_evidence
 from goldfish.project.ledger import Ledger
+from goldfish.project.project import Project
 from goldfish.project.signing import is_signed, new_key, read_key, read_public
 
 IDS = ["patient-0001", "patient-0002"]
@@ -100,7 +104,9 @@ def test_a_finished_request(made: Made) -> None:
         "version 2, which replaces version 1",
         "approximate",
         "right on 96.5 % of the test (before: 97.0 %)",
+        "with 2 removed samples beside 90 that no model has seen",
         "No trace of them was found",
+        "a strong trace only",
         "1 file or folder made from the data: deleted.",
         "in time",
     ):
@@ -111,9 +117,9 @@ def test_a_finished_request(made: Made) -> None:
     assert facts["measurements"]["after"] == MEASURES
     assert facts["configuration"] == {"training": {"rounds": 3}}
     assert set(facts["software"]) > {"goldfish", "python", "torch"}
-    everything = {"key": made.public, "project": made.folder, "ledger": made.ledger}
+    everything = {"key": made.public, "project": made.folder, "ledger": made.folder / "ledger.db"}
     for path in (pack.folder, pack.archive):
-        checks = verify_evidence(path, **everything)  # type: ignore[arg-type]
+        checks = verify_evidence(path, **everything)
         assert [c.state for c in checks] == ["right"] * len(checks)
         assert {c.what for c in checks} >= {"signature", "files", "model v2", "deleted files"}
     last = made.ledger.events()[-1]
@@ -158,6 +164,7 @@ def test_a_pack_names_nobody_and_nothing(made: Made) -> None:
             "Not done: clinic did not answer.",
         ),
         (lambda made: made.unlearn(), "not all deleted yet"),
+        (lambda made: made.unlearn({**MEASURES, "accuracy": 80.0}), "lost much of its accuracy"),
         (
             lambda made: (made.unlearn(measured(value=0.3, low=0.1, high=0.5)), made.purge()),
             "still finds traces",
@@ -192,7 +199,7 @@ def test_a_changed_byte_is_found_and_named(made: Made) -> None:
     with closing(sqlite3.connect(made.folder / "ledger.db")) as db, db:
         db.execute("DROP TRIGGER events_no_update")
         db.execute("UPDATE events SET facts = replace(facts, '17', '18') WHERE kind = 'filed'")
-    found = made.verify(pack.folder, ledger=made.ledger)
+    found = made.verify(pack.folder, ledger=made.folder / "ledger.db")
     assert "project's ledger: Event 4 of the ledger was changed: its digest is another." in found
 
 
@@ -240,10 +247,16 @@ def test_a_pack_of_another_key_is_refused(made: Made, tmp_path: Path) -> None:
 def test_a_ledger_that_was_cut_or_written_anew_is_found(made: Made, tmp_path: Path) -> None:
     made.unlearn()
     pack = made.pack()
-    with Ledger.open(tmp_path / "anew" / "ledger.db") as anew:
-        assert anew.verify() == []
-        found = made.verify(pack.folder, ledger=anew)
+    anew = tmp_path / "anew" / "ledger.db"
+    found = made.verify(pack.folder, ledger=anew)
+    assert found[f"project's ledger: There is no ledger {anew}."] == "wrong"
+    with Ledger.open(anew) as ledger:
+        assert ledger.verify() == []
+    found = made.verify(pack.folder, ledger=anew)
     assert any("events were cut off, or the ledger was written anew" in text for text in found)
+    anew.write_bytes(b"no database " * 99)
+    found = made.verify(pack.folder, ledger=anew)
+    assert any("file is not a database" in text for text in found)
 
 
 def test_files_that_come_back_and_files_that_do_not_belong(made: Made) -> None:
@@ -258,6 +271,43 @@ def test_files_that_come_back_and_files_that_do_not_belong(made: Made) -> None:
     assert found["deleted files: v1/model is there again."] == "wrong"
     assert found["notes.txt: It does not belong to the pack."] == "wrong"
     assert found["evidence.json: It is missing from the pack."] == "wrong"
+
+
+def test_the_commands(trained: Project, tmp_path: Path) -> None:
+    """A real project: keys, evidence and verify; a changed model and another key are refused."""
+    ids = trained.samples(MACHINE)["client-1"][:3]
+    trained.forget("client-1", samples=ids, machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    trained.purge()
+    home = trained.folder
+
+    def goldfish(*arguments: str | Path, status: int = 0) -> str:
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert done.exit_code == status, (done.output, done.exception)
+        return " ".join(done.output.split())
+
+    goldfish("keys", "new", home / "signing.key")
+    assert "index.html" in goldfish("evidence", "R-0001", "--project", home)
+    (archive,) = (home / "evidence").glob("*.zip")
+    public = home / "signing.key.pub"
+    said = goldfish("verify", archive, "--key", public)
+    assert "Nothing is wrong with this pack." in said
+    for what in ("whose key", "signature", "files", "ledger entries", "model v2", "deleted files"):
+        assert f"right {what}:" in said
+    everything = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
+    assert not [name for name in ids if name.encode() in everything]
+    away = shutil.copy(archive, tmp_path / "away.zip")
+    assert "as far as it could be checked" in goldfish("verify", away)
+    model = home / "versions" / "v2" / "model.safetensors"
+    whole = model.read_bytes()
+    model.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    said = goldfish("verify", away, "--key", public, "--project", home, status=1)
+    assert "wrong model v2:" in said
+    assert said.endswith("Do not rely on this pack.")
+    goldfish("keys", "new", tmp_path / "other.key")
+    assert "wrong whose key:" in goldfish(
+        "verify", away, "--key", tmp_path / "other.key.pub", status=1
+    )
 
 
 def test_a_signature_by_the_standard() -> None:

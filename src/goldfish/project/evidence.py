@@ -30,12 +30,14 @@ from goldfish.project.chain import Event, body_digest, chain_problems
 from goldfish.project.ledger import Artefact, Ledger, Request, Version
 from goldfish.project.signing import fingerprint, is_signed, public_pem, read_key, read_public
 from goldfish.report.formatting import listing, percent, plural
-from goldfish.results import Memory, Part, in_words
+from goldfish.results import MARGINS, Memory, Part, in_words
 from goldfish.version import __version__
 
 PAGE, FACTS, EVENTS, KEY = "index.html", "evidence.json", "ledger.jsonl", "key.pub"
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 SOFTWARE = ("torch", "numpy", "sqlalchemy", "cryptography", "flwr")
+FEW = 30
+"""Of fewer removed samples, the membership test can tell little."""
 LARGEST = 1 << 28
 """A pack of more bytes is not read: no honest one comes near."""
 
@@ -247,8 +249,11 @@ def headline(case: Case) -> str:
         return f"Not done: {request.failure}."
     if case.after is None:
         return "Not done yet."
-    if _finding(case) == "remembers":
+    memory = _memory(case)
+    if memory is not None and memory.judged.finding == "remembers":
         return "A new model was made, but a test still finds traces of the data in it."
+    if _collapsed(case):
+        return "A new model was made, but it lost much of its accuracy, and so it proves little."
     if request.state != "closed" or case.outstanding:
         return "The new model is there. Files that were made from the data are not all deleted yet."
     return "Done: the model was replaced, and the files that were made from the data are deleted."
@@ -308,39 +313,59 @@ def findings(case: Case) -> list[str]:
     """Say what was measured, in words."""
     if case.after is None:
         return ["Nothing was measured yet."]
-    measures = dict(case.after.facts.get("measures") or {})
-    before = dict(case.after.facts.get("before") or {})
+    now, before = _measures(case, "measures"), _measures(case, "before")
     said = []
-    if "accuracy" in measures:
-        was = f" (before: {percent(before['accuracy'])})" if "accuracy" in before else ""
-        said.append(f"The new model is right on {percent(measures['accuracy'])} of the test{was}.")
-    if "removed_class_accuracy" in measures:
-        now = percent(measures["removed_class_accuracy"])
-        was = (
-            f" (before: {percent(before['removed_class_accuracy'])})"
-            if "removed_class_accuracy" in before
-            else ""
+    for name, sentence in (
+        ("accuracy", "The new model is right on {} of the test"),
+        ("removed_class_accuracy", "It recognises the removed class in {} of the cases"),
+    ):
+        if name in now:
+            was = f" (before: {percent(before[name])})" if name in before else ""
+            said.append(f"{sentence.format(percent(now[name]))}{was}.")
+    if _collapsed(case):
+        said.append(
+            "It lost so much accuracy that the test below proves little: it may have forgotten "
+            "more than it was asked to."
         )
-        said.append(f"It recognises the removed class in {now} of the cases{was}.")
+    memory = _memory(case)
+    if memory is None:
+        return [*said, "No test for traces of the removed samples was possible."]
+    found = {
+        "alike": "the new model treats the removed samples like the others. No trace of them was "
+        "found.",
+        "remembers": "the new model still knows the removed samples better than the others. They "
+        "have left traces.",
+        "over-forgets": "the new model does worse on the removed samples than on the others. It "
+        "does not know them, but the difference could tell an attacker that they were removed.",
+    }[memory.judged.finding]
     said.append(
-        {
-            "alike": "Test for traces: the new model treats the removed samples like samples that "
-            "it never saw. No trace of them was found.",
-            "remembers": "Test for traces: the new model still knows the removed samples better "
-            "than samples that it never saw. They have left traces.",
-            "over-forgets": "Test for traces: the new model does worse on the removed samples "
-            "than on samples that it never saw. It does not know them, but the difference could "
-            "tell an attacker that they were removed.",
-            None: "No test for traces of the removed samples was possible.",
-        }[_finding(case)]
+        f"Test for traces, with {plural(int(memory.removed), 'removed sample')} beside "
+        f"{memory.unseen} that no model has seen: {found}"
     )
-    return [*said, *(str(note) for note in case.after.facts.get("notes") or ())]
+    if memory.removed < FEW:
+        said.append("With so few removed samples, the test would find a strong trace only.")
+    old = _memory(case, "before")
+    if old is not None and old.judged.finding != "remembers":
+        said.append("The test found no trace in the old model either, so that it says little here.")
+    return said
 
 
-def _finding(case: Case) -> str | None:
-    """Return what the membership test says; None where there was none."""
-    found = (case.after.facts.get("measures") or {}).get("memory") if case.after else None
-    return None if found is None else Memory.model_validate(found).judged.finding
+def _measures(case: Case, which: str) -> Mapping[str, Any]:
+    return (case.after.facts.get(which) if case.after else None) or {}
+
+
+def _memory(case: Case, which: str = "measures") -> Memory | None:
+    """Return what the membership test found in the new model, or in the one before."""
+    found = _measures(case, which).get("memory")
+    return None if found is None else Memory.model_validate(found)
+
+
+def _collapsed(case: Case) -> bool:
+    """Say whether the new model lost so much accuracy that no test of it counts."""
+    now, before = _measures(case, "measures"), _measures(case, "before")
+    if "accuracy" not in now or "accuracy" not in before:
+        return False
+    return bool(before["accuracy"] - now["accuracy"] >= MARGINS.collapse)
 
 
 def left_over(case: Case) -> list[str]:
@@ -440,13 +465,13 @@ def verify_evidence(
     key: Path | None = None,
     model: Path | None = None,
     project: Path | None = None,
-    ledger: Ledger | None = None,
+    ledger: str | Path | None = None,
 ) -> list[Check]:
     """Check a pack, a folder or a zip, and say of each thing whether it is right.
 
     Without anything else, the pack is checked in itself: signature, digests, chain. ``key`` is the
-    public key that must have signed it, ``model`` the model file; a ``project`` folder and its
-    ``ledger`` are checked against what the pack says of them.
+    public key that must have signed it, ``model`` the model file. A ``project`` folder and the
+    ``ledger`` at an address (as of :meth:`Ledger.open`) are compared with what the pack says.
     """
     content = _read(pack)
     missing = [name for name in (MANIFEST, SIGNATURE, KEY) if name not in content]
@@ -564,13 +589,9 @@ def _check_chain(lines: bytes, manifest: Manifest) -> Iterator[Check]:
     for problem in problems:
         yield Check("ledger entries", "wrong", problem)
     if not problems:
-        hidden = len(links) - told
-        yield Check(
-            "ledger entries",
-            "right",
-            f"{len(links)} events are one chain; {hidden} of them are about other requests, and "
-            "only their digests are in the pack.",
-        )
+        others = f"; of {len(links) - told} about other requests it has only the digests"
+        whole = f"{len(links)} events are one chain{others if told < len(links) else ''}."
+        yield Check("ledger entries", "right", whole)
 
 
 def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -> Check:
@@ -593,17 +614,22 @@ def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -
 
 
 def _check_project(
-    manifest: Manifest, project: Path | None, ledger: Ledger | None
+    manifest: Manifest, project: Path | None, ledger: str | Path | None
 ) -> Iterator[Check]:
     """Check what the pack says of a project that is at hand: its ledger, what it deleted."""
+    what = "project's ledger"
     if ledger is None:
-        yield Check("project's ledger", "not checked", "It is not at hand: give --project.")
+        yield Check(what, "not checked", "It is not at hand: give --project.")
     else:
-        problems = ledger.verify(manifest.head)
+        try:
+            with Ledger.open(ledger, create=False) as opened:
+                problems = opened.verify(manifest.head)
+        except StoreError as error:
+            problems = [str(error)]
         for problem in problems:
-            yield Check("project's ledger", "wrong", problem)
+            yield Check(what, "wrong", problem)
         if not problems:
-            yield Check("project's ledger", "right", f"{ledger.name} is whole.")
+            yield Check(what, "right", "Its events are one chain, and the pack's are among them.")
     if project is None:
         if manifest.purged:
             yield Check("deleted files", "not checked", "The project is not at hand.")
@@ -612,4 +638,5 @@ def _check_project(
     for name in back:
         yield Check("deleted files", "wrong", f"{name} is there again.")
     if manifest.purged and not back:
-        yield Check("deleted files", "right", f"{len(manifest.purged)} are not there any more.")
+        gone = plural(len(manifest.purged), "file or folder")
+        yield Check("deleted files", "right", f"Not there any more: {gone}.")

@@ -166,16 +166,16 @@ class Ledger:
         self._engine.dispose()
 
     @classmethod
-    def open(cls, url: str | Path) -> Ledger:
-        """Open a ledger, make it if it is new, and bring its schema up to date.
+    def open(cls, url: str | Path, *, create: bool = True) -> Ledger:
+        """Open a ledger, make it if there is none, and bring its schema up to date.
 
         ``url`` is the path of an SQLite file, ``sqlite:///PATH`` or ``postgresql://...``. On
-        PostgreSQL every project has a database of its own.
+        PostgreSQL every project has a database of its own. Without ``create`` it must be there.
         """
-        ledger = cls(engine_of(url))
+        ledger = cls(engine_of(url, create=create))
         try:
             with ledger.together() as db:
-                if migrate(db, ledger.name):
+                if migrate(db, ledger.name, create=create):
                     key = secrets.token_hex(32)
                     tell_about(db, MANIFEST_KEY, key)
                     ledger._append("opened", "", {"key": salted_digest(key, MANIFEST_KEY)})
