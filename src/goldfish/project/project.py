@@ -50,10 +50,9 @@ from goldfish.methods import (
 )
 from goldfish.methods.filing import file
 from goldfish.methods.trained import MODEL
-from goldfish.project import FILE, find_project
 from goldfish.project.holdings import Holdings, key_of, load_holdings
 from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
-from goldfish.project.settings import AUTO, TEMPLATE, ProjectSettings
+from goldfish.project.settings import AUTO, FILE, TEMPLATE, ProjectSettings
 from goldfish.results import Cost, Final, Part, Progress
 from goldfish.settings import Settings
 from goldfish.store import KeptHistory, RunDirectory, claim, write_whole
@@ -158,7 +157,8 @@ class Project:
     @classmethod
     def open(cls, folder: Path) -> Project:
         """Open the project of this folder, or of the nearest one above it."""
-        found = find_project(folder)
+        start = folder.resolve()
+        found = next((f for f in (start, *start.parents) if (f / FILE).exists()), None)
         if found is None:
             raise ConfigError(
                 f"{folder} is no project: there is no {FILE}, here or above. "
