@@ -18,6 +18,7 @@ from rich.padding import Padding
 
 from goldfish.errors import ConfigError, GoldfishError
 from goldfish.project.commands import app as project_app
+from goldfish.project.evidence_commands import app as evidence_app
 from goldfish.terminal import (
     DataDir,
     Device,
@@ -50,6 +51,7 @@ app.add_typer(data_app, name="data", no_args_is_help=True)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
 app.add_typer(flower_app, name="flower", no_args_is_help=True)
 app.add_typer(project_app)
+app.add_typer(evidence_app)
 
 
 @app.callback()

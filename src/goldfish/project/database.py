@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.exc import ArgumentError
 
 from goldfish.errors import ConfigError, StoreError
-from goldfish.store.files import make_folder
 
 WAIT_S = 60
 """So long a process waits for its turn to write."""
@@ -60,7 +59,7 @@ MIGRATIONS: tuple[Migration, ...] = (Migration(_TABLES, _SQLITE_TRIGGERS, _POSTG
 """Number n brings a ledger from schema n-1 to n. What is here is never changed, only added to."""
 
 
-def engine_of(url: str | Path) -> Engine:
+def engine_of(url: str | Path, *, create: bool = True) -> Engine:
     """Return SQLAlchemy's engine for the database at an address; nothing is asked of it yet."""
     written = str(url)
     try:
@@ -69,7 +68,7 @@ def engine_of(url: str | Path) -> Engine:
         raise ConfigError(f"{written!r} is no address of a ledger: {error}.") from error
     backend = parsed.get_backend_name()
     if backend == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        _own_file(Path(str(parsed.database)))
+        _own_file(Path(str(parsed.database)), create=create)
         engine = sqlalchemy.create_engine(parsed, connect_args={"timeout": WAIT_S})
         sqlalchemy.event.listen(engine, "connect", _prepare_sqlite)
     elif backend == "postgresql":
@@ -88,10 +87,12 @@ def engine_of(url: str | Path) -> Engine:
     return engine
 
 
-def _own_file(path: Path) -> None:
+def _own_file(path: Path, *, create: bool) -> None:
     """Make the database file, its owner's alone: what SQLite writes beside it takes after it."""
+    if not create and not path.exists():
+        raise StoreError(f"There is no ledger {path}.")
     try:
-        make_folder(path.parent)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
@@ -121,11 +122,13 @@ def _begin(db: Connection) -> None:
         db.exec_driver_sql(begins[purpose])
 
 
-def migrate(db: Connection, name: str) -> bool:
-    """Bring the schema up to date; say whether the ledger is new."""
+def migrate(db: Connection, name: str, *, create: bool = True) -> bool:
+    """Bring the schema up to date; say whether the ledger is new, which only ``create`` allows."""
     there = 0
     if sqlalchemy.inspect(db).has_table("about"):
         there = int(db.execute(ABOUT, {"name": "schema"}).scalar_one())
+    if there == 0 and not create:
+        raise StoreError(f"There is no ledger in {name}.")
     if there > len(MIGRATIONS):
         raise StoreError(
             f"The ledger {name} was written by a later version of Goldfish (schema {there}, here "

@@ -61,6 +61,15 @@ NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
 DUE_DAYS = 30
 MANIFEST_KEY = "manifest key"
 
+_SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
+_INSERT = text(
+    "INSERT INTO events VALUES (:number, :at, :kind, :subject, :facts, :previous, :digest)"
+)
+_HEAD = text("SELECT number, digest FROM events ORDER BY number DESC LIMIT 1")
+_LAST_FILED = text("SELECT subject FROM events WHERE kind = 'filed' ORDER BY number DESC LIMIT 1")
+_SAME = text("SELECT request FROM contents WHERE content = :key ORDER BY request")
+_KEEP = text("INSERT INTO contents VALUES (:request, :filed, :key, :salt, :ids)")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -157,16 +166,16 @@ class Ledger:
         self._engine.dispose()
 
     @classmethod
-    def open(cls, url: str | Path) -> Ledger:
-        """Open a ledger, make it if it is new, and bring its schema up to date.
+    def open(cls, url: str | Path, *, create: bool = True) -> Ledger:
+        """Open a ledger, make it if there is none, and bring its schema up to date.
 
         ``url`` is the path of an SQLite file, ``sqlite:///PATH`` or ``postgresql://...``. On
-        PostgreSQL every project has a database of its own.
+        PostgreSQL every project has a database of its own. Without ``create`` it must be there.
         """
-        ledger = cls(engine_of(url))
+        ledger = cls(engine_of(url, create=create))
         try:
             with ledger.together() as db:
-                if migrate(db, ledger.name):
+                if migrate(db, ledger.name, create=create):
                     key = secrets.token_hex(32)
                     tell_about(db, MANIFEST_KEY, key)
                     ledger._append("opened", "", {"key": salted_digest(key, MANIFEST_KEY)})
@@ -210,16 +219,11 @@ class Ledger:
             raise ConfigError(f"The request is dated {asked.isoformat()}, which is in the future.")
         key = _key(client, kind, ids)
         with self.together() as db:
-            same = db.execute(
-                text("SELECT request FROM contents WHERE content = :key ORDER BY request"),
-                {"key": key},
-            ).scalars()
+            same = db.execute(_SAME, {"key": key}).scalars().all()
             for earlier in map(self.request, same):
                 if earlier.state != "failed":
                     return earlier
-            last = db.execute(
-                text("SELECT subject FROM events WHERE kind = 'filed' ORDER BY number DESC LIMIT 1")
-            ).scalar()
+            last = db.execute(_LAST_FILED).scalar()
             request_id = f"R-{1 if last is None else int(last.removeprefix('R-')) + 1:04d}"
             salt = secrets.token_hex(32)
             event = self._append(
@@ -236,10 +240,7 @@ class Ledger:
                 },
             )
             row = {"request": request_id, "filed": event.number, "key": key, "salt": salt}
-            db.execute(
-                text("INSERT INTO contents VALUES (:request, :filed, :key, :salt, :ids)"),
-                {**row, "ids": canonical(ids)},
-            )
+            db.execute(_KEEP, {**row, "ids": canonical(ids)})
             return _told([event])
 
     def request(self, request_id: str) -> Request:
@@ -479,9 +480,7 @@ class Ledger:
             written = canonical(facts)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"The facts of {kind!r} are not plain JSON: {error}.") from error
-        last = self._open.execute(
-            text("SELECT number, digest FROM events ORDER BY number DESC LIMIT 1")
-        ).one_or_none()
+        last = self._open.execute(_HEAD).one_or_none()
         number, previous = (1, FIRST) if last is None else (last.number + 1, last.digest)
         at = _stamp(datetime.now(UTC))
         body = body_digest(number, at, kind, subject, json.loads(written))
@@ -556,20 +555,17 @@ class Ledger:
                 )
 
 
-_SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
-_INSERT = text(
-    "INSERT INTO events VALUES (:number, :at, :kind, :subject, :facts, :previous, :digest)"
-)
-
-
 def _event(row: Any) -> Event | None:
-    """Read an event; None if its facts are not what was once written."""
+    """Read an event; None if it is not as it was once written."""
     try:
         facts = json.loads(row.facts)
         whole = isinstance(facts, dict) and canonical(facts) == row.facts
     except (ValueError, TypeError):
         return None
-    return Event(**{**row._mapping, "facts": facts}) if whole else None
+    texts = (row.at, row.kind, row.subject, row.previous, row.digest)
+    if not whole or not all(isinstance(value, str) for value in texts):
+        return None
+    return Event(**{**row._mapping, "facts": facts})
 
 
 def _told(events: Sequence[Event]) -> Request:

@@ -19,9 +19,10 @@ from goldfish.experiments.config import (
     split_methods,
 )
 from goldfish.methods import METHODS
+from goldfish.project import FILE as FILE
+from goldfish.project import LEDGER
 from goldfish.settings import Count, Settings, TrainingSettings
 
-FILE = "goldfish.toml"
 AUTO = "auto"
 """The method that is chosen by what is asked for."""
 
@@ -91,7 +92,7 @@ class RequestSettings(Settings):
 
 class _Tables(Settings):
     seed: Annotated[int, Field(ge=0)] = 0
-    ledger: str = "ledger.db"
+    ledger: str = LEDGER
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
