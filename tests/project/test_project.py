@@ -21,7 +21,7 @@ from goldfish.types import Failure, RoundReplies, Task
 
 
 def model_digest(project: Project, number: int) -> str:
-    return digest(load_checkpoint(project.folder.model(number)).params)
+    return digest(load_checkpoint(project.files.model(number)).params)
 
 
 def ids_of(project: Project, client: str, count: int) -> list[str]:
@@ -93,10 +93,10 @@ def test_after_a_purge_nothing_of_removed_samples_is_in_the_folder(
     """Neither id nor pixels of a sample, nor a model that knew it; the request is closed."""
     removed = ids_of(trained, "client-1", 3)
     trained.forget("client-1", samples=removed, machine=MACHINE)
-    old = (trained.folder.model(1)).read_bytes()
+    old = (trained.files.model(1)).read_bytes()
     list(trained.unlearn(MACHINE))
     assert [a.path for a in trained.purge(dry_run=True)] == ["versions/v1/model.safetensors"]
-    assert trained.folder.version(1).exists()
+    assert trained.files.version(1).exists()
     trained.purge()
     assert [r.state for r in trained.ledger.requests()] == ["closed"]
     assert [a.state for a in trained.ledger.artefacts()] == ["purged", "current"]
@@ -105,7 +105,7 @@ def test_after_a_purge_nothing_of_removed_samples_is_in_the_folder(
 
     data = np.load(tmp_path / "data.npz")
     pixels = {str(i): x.tobytes() for i, x in zip(data["ids_train"], data["x_train"], strict=True)}
-    files = [path for path in trained.folder.path.rglob("*") if path.is_file()]
+    files = [path for path in trained.folder.rglob("*") if path.is_file()]
     assert len(files) > 5
     for path in files:
         content = path.read_bytes()
@@ -113,7 +113,7 @@ def test_after_a_purge_nothing_of_removed_samples_is_in_the_folder(
         for sample_id in removed:
             assert sample_id.encode() not in content, path
             assert pixels[sample_id] not in content, path
-    for path in trained.folder.path.rglob("*"):
+    for path in trained.folder.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
 
 
@@ -121,7 +121,7 @@ def test_a_superseded_version_is_no_starting_point(trained: Project) -> None:
     trained.forget("client-1", samples=ids_of(trained, "client-1", 1), machine=MACHINE)
     list(trained.unlearn(MACHINE))
     old, new = trained.ledger.versions()
-    holdings = trained.folder.holdings(MACHINE)
+    holdings = trained.files.holdings(MACHINE)
     federation = _federation(holdings, {}, MACHINE)
     assert trained.load(new, federation).phase == "goldfish-sprint"
     with pytest.raises(StoreError, match="v1 is quarantined"):
@@ -135,7 +135,7 @@ def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -
         trained.reject()
     list(trained.unlearn(MACHINE))
     assert trained.reject().number == 1
-    assert not trained.folder.version(2).exists()
+    assert not trained.files.version(2).exists()
     assert [r.failure for r in trained.pending()] == ["v2 was rejected"]
     list(trained.unlearn(MACHINE, "retrain"))
     assert (trained.current().number, trained.current().parent) == (3, 1)
@@ -205,7 +205,7 @@ def test_an_asker_that_is_not_there_leaves_its_request_open(
 def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -> None:
     with make_project(tmp_path / "other") as other:
         list(other.train(MACHINE))
-        state = load_checkpoint(other.folder.model(1)).params
+        state = load_checkpoint(other.files.model(1)).params
     torch.save(dict(state), tmp_path / "model.pt")
     version = project.adopt(tmp_path / "model.pt", MACHINE)
     assert (version.number, version.made_by) == (1, "import")
@@ -231,7 +231,7 @@ def test_shards_outlive_a_purge(tmp_path: Path, method: str) -> None:
             list(project.unlearn(MACHINE))
             project.purge()
             work.append(project.current().facts["cost"]["samples"])
-        states = load_checkpoint(project.folder.model(3)).states
+        states = load_checkpoint(project.files.model(3)).states
         assert states.keys() >= {"client-1", "client-2"}
         whole = project.ledger.versions()[0].facts["cost"]["samples"]
         assert all(0 < samples < whole / 2 for samples in work)

@@ -33,8 +33,8 @@ from goldfish.project.project import Project
         ),
         (lambda p: p.forget("client-1", label=7, machine=MACHINE), "no sample of class 7"),
         (lambda p: list(p.unlearn(MACHINE)), "No request waits"),
-        (lambda p: p.adopt(p.folder.path / "none.pt", MACHINE), "has a model already"),
-        (lambda p: Project.init(p.folder.path), "is a project already"),
+        (lambda p: p.adopt(p.folder / "none.pt", MACHINE), "has a model already"),
+        (lambda p: Project.init(p.folder), "is a project already"),
         (lambda p: Project.open(Path("/")), "is no project"),
     ],
 )
@@ -76,9 +76,9 @@ def test_all_data_of_all_clients_is_refused(trained: Project) -> None:
 
 
 def test_settings_that_were_changed_since_the_training(trained: Project) -> None:
-    path = trained.folder.path / "goldfish.toml"
+    path = trained.folder / "goldfish.toml"
     path.write_text(path.read_text().replace("learning_rate = 0.05", "learning_rate = 0.5"))
-    with Project.open(trained.folder.path) as changed:
+    with Project.open(trained.folder) as changed:
         for call in (
             lambda: changed.forget("client-1", machine=MACHINE),
             lambda: list(changed.train(MACHINE)),
@@ -92,7 +92,7 @@ def test_settings_that_were_changed_since_the_training(trained: Project) -> None
 
 def test_a_model_file_with_a_flipped_byte_is_no_starting_point(trained: Project) -> None:
     trained.forget("client-1", label=0, machine=MACHINE)
-    path = trained.folder.model(1)
+    path = trained.files.model(1)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -169,4 +169,4 @@ def test_a_full_disk_loses_nothing(project: Project) -> None:
     assert project.current().number == 2
     assert [r.state for r in project.ledger.requests()] == ["audited"]
     assert project.ledger.verify() == []
-    assert not list(project.folder.path.rglob(".*.part"))
+    assert not list(project.folder.rglob(".*.part"))

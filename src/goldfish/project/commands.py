@@ -72,7 +72,7 @@ def train(
     """Train the project's first model version, or go on with it after an interruption."""
     with _open(project) as opened:
         if opened.ledger.versions():
-            opened.folder.refuse_changes()
+            opened.files.refuse_changes()
             say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
             return
         steps = opened.train(_machine(data_dir, device, workers))
@@ -287,7 +287,7 @@ def _say_version(project: Project, version: Version) -> None:
     facts = version.facts
     say(
         f"v{version.number} ({version.made_by}): {_measured(facts['measures'])}. "
-        f"It lies in {project.folder.version(version.number)}."
+        f"It lies in {project.files.version(version.number)}."
     )
     if "before" in facts:
         say(f"The model before: {_measured(facts['before'])}.")

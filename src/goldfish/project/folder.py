@@ -16,8 +16,9 @@ from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
 from goldfish.experiments.scenario import Machine
 from goldfish.methods.trained import MODEL, Trained
+from goldfish.project import FILE, find_project
 from goldfish.project.holdings import Holdings, load_holdings
-from goldfish.project.settings import FILE, TEMPLATE, ProjectSettings
+from goldfish.project.settings import TEMPLATE, ProjectSettings
 from goldfish.results import Part
 from goldfish.store import RunDirectory, claim, write_whole
 from goldfish.store.files import make_folder, sync_folder
@@ -61,8 +62,7 @@ class ProjectFolder:
     @classmethod
     def find(cls, folder: Path) -> ProjectFolder:
         """Return the project of this folder, or of the nearest one above it."""
-        start = folder.resolve()
-        found = next((f for f in (start, *start.parents) if (f / FILE).exists()), None)
+        found = find_project(folder)
         if found is None:
             raise ConfigError(
                 f"{folder} is no project: there is no {FILE}, here or above. "

@@ -95,8 +95,9 @@ class ProjectPlan:
 class Project:
     """A project directory. :meth:`init` makes one, :meth:`open` opens it; a context manager."""
 
-    def __init__(self, folder: ProjectFolder, ledger: Ledger) -> None:
-        self.folder = folder
+    def __init__(self, files: ProjectFolder, ledger: Ledger) -> None:
+        self.files = files
+        self.folder = files.path
         self.ledger = ledger
 
     def __enter__(self) -> Self:
@@ -126,7 +127,7 @@ class Project:
     @property
     def settings(self) -> ProjectSettings:
         """What ``goldfish.toml`` says."""
-        return self.folder.settings
+        return self.files.settings
 
     # Versions
 
@@ -137,10 +138,10 @@ class Project:
         """
         with self._working():
             if self.ledger.versions():
-                self.folder.refuse_changes()
+                self.files.refuse_changes()
                 return
-            holdings = self.folder.holdings(machine, begin=True)
-            tables, rounds = self.settings.tables, self.folder.rounds(1)
+            holdings = self.files.holdings(machine, begin=True)
+            tables, rounds = self.settings.tables, self.files.rounds(1)
             clients = holdings.clients({})
             federation = _federation(holdings, {}, machine)
             scenario = holdings.scenario(clients, machine.device)
@@ -181,13 +182,13 @@ class Project:
     def adopt(self, checkpoint: Path, machine: Machine) -> Version:
         """Take a model that was trained elsewhere, with this project's data, as version 1."""
         with self._working():
-            if self.ledger.versions() or self.folder.work(1).exists():
+            if self.ledger.versions() or self.files.work(1).exists():
                 raise StoreError(
-                    f"{self.folder.path} has a model already, or one in training. 'goldfish "
+                    f"{self.folder} has a model already, or one in training. 'goldfish "
                     "import' is for a new project."
                 )
             state = _read_state(checkpoint)
-            holdings = self.folder.holdings(machine, begin=True)
+            holdings = self.files.holdings(machine, begin=True)
             tables = self.settings.tables
             federation = _federation(holdings, {}, machine)
             values = tables.training.model_dump()
@@ -201,13 +202,13 @@ class Project:
         models = {a.version for a in self.ledger.artefacts("current") if a.kind == "model"}
         versions = [version for version in self.ledger.versions() if version.number in models]
         if not versions:
-            raise ConfigError(f"{self.folder.path} has no model yet. Run 'goldfish train' first.")
+            raise ConfigError(f"{self.folder} has no model yet. Run 'goldfish train' first.")
         return versions[-1]
 
     def load(self, version: Version, federation: InProcess) -> Trained:
         """Return a model version, once its file is seen to be the one that was written."""
-        model = self.folder.model(version.number)
-        state = {a.path: a.state for a in self.ledger.artefacts()}.get(self.folder.name(model))
+        model = self.files.model(version.number)
+        state = {a.path: a.state for a in self.ledger.artefacts()}.get(self.files.name(model))
         if state != "current":
             raise StoreError(
                 f"v{version.number} is {state}: it knows samples that were removed since, and is "
@@ -222,8 +223,8 @@ class Project:
 
     def samples(self, machine: Machine) -> dict[str, list[str]]:
         """Return the ids of the samples that each client has, less those that are removed."""
-        holdings = self.folder.holdings(machine)
-        clients = holdings.clients(self.folder.gone(self.current().number))
+        holdings = self.files.holdings(machine)
+        clients = holdings.clients(self.files.gone(self.current().number))
         return {c.id: [holdings.ids[key] for key in c.retained.ids] for c in clients}
 
     # Requests
@@ -248,7 +249,7 @@ class Project:
         again is the one that was filed.
         """
         version = self.current()
-        self.folder.refuse_changes()
+        self.files.refuse_changes()
         registry = self._registry(version)
         left = registry.left(client)
         if not left:
@@ -259,14 +260,14 @@ class Project:
         content: Sequence[str] = ()
         if samples is not None:
             kind, content = "samples", tuple(dict.fromkeys(samples))
-            if self.folder.pinned().data is not None:
-                self.folder.holdings(machine)  # it refuses other data than that of the training
+            if self.files.pinned().data is not None:
+                self.files.holdings(machine)  # it refuses other data than that of the training
             registry.check_samples(client, content)
         elif label is not None:
             kind, content = "class", (str(label),)
         pending = self.pending()
         of_class = "class" in (kind, *(other.kind for other in pending))
-        holdings = self.folder.holdings(machine) if of_class else None
+        holdings = self.files.holdings(machine) if of_class else None
         keys = registry.keys(client, kind, content, holdings) & left
         if not keys:
             raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
@@ -327,7 +328,7 @@ class Project:
             now = self._now(machine)
             trained, gone = now.trained, now.registry.gone
             number = len(self.ledger.versions()) + 1
-            rounds = self.folder.rounds(number)
+            rounds = self.files.rounds(number)
             begun = _Pass.read(rounds.path / BEGUN) if (rounds.path / BEGUN).exists() else None
             if begun is not None and method not in (None, begun.method):
                 raise ConfigError(
@@ -404,7 +405,7 @@ class Project:
                 for artefact in before:
                     self.ledger.move_artefact(artefact.path, "current")
                 self._fail(rejected.requests, f"v{rejected.number} was rejected")
-            remove(self.folder.version(rejected.number))
+            remove(self.files.version(rejected.number))
         return self.current()
 
     def purge(self, *, dry_run: bool = False) -> list[Artefact]:
@@ -417,9 +418,9 @@ class Project:
             if dry_run:
                 return old
             for artefact in old:
-                remove(self.folder.path / artefact.path)
+                remove(self.folder / artefact.path)
             for number in {a.version for a in old if a.version is not None}:
-                remove(self.folder.version(number))
+                remove(self.files.version(number))
             with self.ledger.together():
                 for artefact in old:
                     self.ledger.move_artefact(artefact.path, "purged")
@@ -433,22 +434,22 @@ class Project:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Let this process alone change the project, and clear what a killed one left."""
-        with self.folder.working():
+        with self.files.working():
             models = {a.version: a.state for a in self.ledger.artefacts() if a.kind == "model"}
             for number, state in models.items():
                 if number is not None:
-                    remove(self.folder.work(number))
+                    remove(self.files.work(number))
                     if state == "purged":
-                        remove(self.folder.version(number))
+                        remove(self.files.version(number))
             yield
 
     def _registry(self, version: Version) -> Registry:
-        gone, salt = self.folder.gone(version.number), self.folder.pinned().salt
-        return Registry(self.folder.manifest(), gone, salt, self.settings.own_data)
+        gone, salt = self.files.gone(version.number), self.files.pinned().salt
+        return Registry(self.files.manifest(), gone, salt, self.settings.own_data)
 
     def _now(self, machine: Machine) -> _Now:
         version = self.current()
-        registry, holdings = self._registry(version), self.folder.holdings(machine)
+        registry, holdings = self._registry(version), self.files.holdings(machine)
         federation = _federation(holdings, registry.gone, machine)
         return _Now(version, registry, holdings, self.load(version, federation))
 
@@ -534,8 +535,8 @@ class Project:
     ) -> Version:
         """Write a version, then say so in the ledger, where older ones are quarantined."""
         number = len(self.ledger.versions()) + 1
-        sha256 = self.folder.write_version(number, trained, gone)
-        held = self.folder.manifest().clients
+        sha256 = self.files.write_version(number, trained, gone)
+        held = self.files.manifest().clients
         left = {client: set(keys) - gone.get(client, set()) for client, keys in held.items()}
         manifests = {c: self.ledger.manifest_digest(c, keys) for c, keys in left.items() if keys}
         fresh = parent is None or METHODS[made_by].guarantee == "exact"
@@ -551,22 +552,22 @@ class Project:
             for artefact in old:
                 self.ledger.move_artefact(artefact.path, "quarantined", by=f"v{number}")
             self.ledger.add_artefact(
-                self.folder.name(self.folder.model(number)),
+                self.files.name(self.files.model(number)),
                 "model",
                 version=number,
                 sha256=sha256,
                 parents=[] if fresh else [a.path for a in old if a.kind == "model"],
                 manifests=manifests,
             )
-            history = self.folder.version(number) / "history"
+            history = self.files.version(number) / "history"
             if history.exists():
                 self.ledger.add_artefact(
-                    self.folder.name(history), "updates", version=number, manifests=manifests
+                    self.files.name(history), "updates", version=number, manifests=manifests
                 )
             for request in requests:
                 self._advance(request, "unlearned", version=number)
                 self._advance(request, "audited", measures=facts["measures"])
-        remove(self.folder.work(number))
+        remove(self.files.work(number))
         return version
 
 
