@@ -348,6 +348,7 @@ class Project:
             scenario = held.scenario(clients, machine.device, asked.requests, named)
             evaluator = Evaluator(scenario, machine.device)
             before = evaluator.measure(now.trained.params, asked.requests)
+            base = max(before.accuracy, self._base_accuracy(now.version))
             while True:
                 making = self._making(begun.method, now, asked, scenario.test)
                 for request in begun.requests:
@@ -366,7 +367,7 @@ class Project:
                     remove(rounds.path)
                     raise
                 found = evaluator.measure(done.params, asked.requests)
-                if not begun.auto or before.accuracy - found.accuracy < MARGINS.collapse:
+                if not begun.auto or base - found.accuracy < MARGINS.collapse:
                     break
                 begun = begun.model_copy(
                     update={"method": EXACT, "auto": False, "tried": _measures(found)}
@@ -531,6 +532,13 @@ class Project:
                 "starts anew: --method retrain."
             )
         return _Making(method, own, todo)
+
+    def _base_accuracy(self, version: Version) -> float:
+        """Return the accuracy of the last version that was trained, and not repaired."""
+        versions = {found.number: found for found in self.ledger.versions()}
+        while version.parent is not None and version.facts["guarantee"] != "exact":
+            version = versions[version.parent]
+        return float(version.facts["measures"]["accuracy"])
 
     def _advance(self, request: str, state: State, **facts: Any) -> None:
         """Bring a request forward to a state, through those between; never back."""
