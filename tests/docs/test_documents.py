@@ -157,6 +157,7 @@ STATEMENTS = {
         f"{FEDERATION}\ntrained = goldfish.train(federation, method='sisa')",
         "trained, [goldfish.DeletionRequest('a', sample_ids=['3'])]",
     ),
+    "goldfish.plan": (f"{FEDERATION}\ntrained = goldfish.train(federation)", ""),
     "goldfish.InProcess": (FEDERATION, "clients, model"),
     "goldfish.Trained.from_state_dict": (f"{FEDERATION}\nstate = model().state_dict()", ""),
 }
