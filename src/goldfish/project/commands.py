@@ -300,8 +300,10 @@ def _read_ids(path: Path) -> list[str]:
 
 
 def _what(request: Request) -> str:
+    from goldfish.report.formatting import plural
+
     named = {"samples": "", "class": ", a class", "all": ", all it has"}
-    return f"{request.count} samples{named[request.kind]}"
+    return f"{plural(request.count or 0, 'sample')}{named[request.kind]}"
 
 
 def _say_version(project: Project, version: Version) -> None:

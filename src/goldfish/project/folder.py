@@ -150,7 +150,7 @@ class ProjectFolder:
             raise DataError(
                 "The data is not the one that the model was trained with, and its samples have no "
                 "ids but their positions, which now mean other samples. Put it back as it was; "
-                "give samples ids of their own before you delete any (docs/quickstart.md)."
+                "give samples ids of their own before you delete any (docs/own-model.md)."
             )
         return holdings
 
