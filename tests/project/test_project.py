@@ -15,13 +15,13 @@ from tests.project.conftest import MACHINE, make_project, write_data
 from goldfish.errors import ConfigError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
-from goldfish.project.project import Project
+from goldfish.project.project import Project, _federation
 from goldfish.store import load_checkpoint
 from goldfish.types import Failure, RoundReplies, Task
 
 
 def model_digest(project: Project, number: int) -> str:
-    return digest(load_checkpoint(project.version_folder(number) / "model.safetensors").params)
+    return digest(load_checkpoint(project.files.model(number)).params)
 
 
 def ids_of(project: Project, client: str, count: int) -> list[str]:
@@ -93,10 +93,10 @@ def test_after_a_purge_nothing_of_removed_samples_is_in_the_folder(
     """Neither id nor pixels of a sample, nor a model that knew it; the request is closed."""
     removed = ids_of(trained, "client-1", 3)
     trained.forget("client-1", samples=removed, machine=MACHINE)
-    old = (trained.version_folder(1) / "model.safetensors").read_bytes()
+    old = (trained.files.model(1)).read_bytes()
     list(trained.unlearn(MACHINE))
     assert [a.path for a in trained.purge(dry_run=True)] == ["versions/v1/model.safetensors"]
-    assert trained.version_folder(1).exists()
+    assert trained.files.version(1).exists()
     trained.purge()
     assert [r.state for r in trained.ledger.requests()] == ["closed"]
     assert [a.state for a in trained.ledger.artefacts()] == ["purged", "current"]
@@ -121,11 +121,44 @@ def test_a_superseded_version_is_no_starting_point(trained: Project) -> None:
     trained.forget("client-1", samples=ids_of(trained, "client-1", 1), machine=MACHINE)
     list(trained.unlearn(MACHINE))
     old, new = trained.ledger.versions()
-    holdings = trained._holdings(MACHINE)
-    federation = trained._federation(holdings, {}, MACHINE)
+    holdings = trained.files.holdings(MACHINE)
+    federation = _federation(holdings, {}, MACHINE)
     assert trained.load(new, federation).phase == "goldfish-sprint"
     with pytest.raises(StoreError, match="v1 is quarantined"):
         trained.load(old, federation)
+
+
+def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -> None:
+    """The next pass starts from the version before it, and gets a number of its own."""
+    trained.forget("client-1", label=1, machine=MACHINE)
+    with pytest.raises(ConfigError, match="cannot be rejected"):
+        trained.reject()
+    list(trained.unlearn(MACHINE))
+    assert trained.reject().number == 1
+    assert not trained.files.version(2).exists()
+    assert [r.failure for r in trained.pending()] == ["v2 was rejected"]
+    list(trained.unlearn(MACHINE, "retrain"))
+    assert (trained.current().number, trained.current().parent) == (3, 1)
+    trained.purge()
+    assert [a.state for a in trained.ledger.artefacts()] == ["purged", "purged", "current"]
+    with pytest.raises(ConfigError, match="cannot be rejected"):
+        trained.reject()
+    assert trained.ledger.verify() == []
+
+
+def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project) -> None:
+    """Retraining takes 2 rounds of the 56 samples that stay, in the plan and in truth."""
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 4), machine=MACHINE)
+    found = trained.plan(MACHINE, ["retrain", "goldfish-sprint", "fed-eraser"])
+    by_name = {own.method: own for own in found.advice.estimates}
+    assert by_name["retrain"].cost.samples == 2 * 56
+    assert by_name["goldfish-sprint"].rounds == 5
+    assert "were not kept" in str(by_name["fed-eraser"].refused)
+    assert found.shards == {"client-1": [0]}
+    assert found.artefacts == ["versions/v1/model.safetensors"]
+    assert [r.state for r in trained.ledger.requests()] == ["planned"]
+    list(trained.unlearn(MACHINE, "retrain"))
+    assert trained.current().facts["cost"]["samples"] == 2 * 56
 
 
 def test_an_interrupted_pass_goes_on_with_its_own_requests(trained: Project) -> None:
@@ -172,7 +205,7 @@ def test_an_asker_that_is_not_there_leaves_its_request_open(
 def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -> None:
     with make_project(tmp_path / "other") as other:
         list(other.train(MACHINE))
-        state = load_checkpoint(other.version_folder(1) / "model.safetensors").params
+        state = load_checkpoint(other.files.model(1)).params
     torch.save(dict(state), tmp_path / "model.pt")
     version = project.adopt(tmp_path / "model.pt", MACHINE)
     assert (version.number, version.made_by) == (1, "import")
@@ -198,7 +231,7 @@ def test_shards_outlive_a_purge(tmp_path: Path, method: str) -> None:
             list(project.unlearn(MACHINE))
             project.purge()
             work.append(project.current().facts["cost"]["samples"])
-        states = load_checkpoint(project.version_folder(3) / "model.safetensors").states
+        states = load_checkpoint(project.files.model(3)).states
         assert states.keys() >= {"client-1", "client-2"}
         whole = project.ledger.versions()[0].facts["cost"]["samples"]
         assert all(0 < samples < whole / 2 for samples in work)

@@ -27,7 +27,10 @@ from goldfish.project.project import Project
             lambda p: p.forget("client-1", samples=["patient-999-zq", "x"], machine=MACHINE),
             "client-1 never had 2 of these samples: patient-999-zq, x. Nothing was filed",
         ),
-        (lambda p: p.forget("client-1", samples=[], machine=MACHINE), "No sample is named"),
+        (
+            lambda p: p.forget("client-1", samples=[], machine=MACHINE),
+            "no sample. Nothing was filed",
+        ),
         (lambda p: p.forget("client-1", label=7, machine=MACHINE), "no sample of class 7"),
         (lambda p: list(p.unlearn(MACHINE)), "No request waits"),
         (lambda p: p.adopt(p.folder / "none.pt", MACHINE), "has a model already"),
@@ -89,7 +92,7 @@ def test_settings_that_were_changed_since_the_training(trained: Project) -> None
 
 def test_a_model_file_with_a_flipped_byte_is_no_starting_point(trained: Project) -> None:
     trained.forget("client-1", label=0, machine=MACHINE)
-    path = trained.version_folder(1) / "model.safetensors"
+    path = trained.files.model(1)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)

@@ -5,11 +5,11 @@ PyTorch is imported only where it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,7 +72,7 @@ def train(
     """Train the project's first model version, or go on with it after an interruption."""
     with _open(project) as opened:
         if opened.ledger.versions():
-            opened.refuse_changes()
+            opened.files.refuse_changes()
             say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
             return
         steps = opened.train(_machine(data_dir, device, workers))
@@ -152,7 +152,48 @@ def forget(
             requested_at=at,
         )
         already = " (it was filed before)" if filed.id in before else ""
-        say(f"{filed.id}{already}: {_what(filed)}. Due on {filed.due_at:%Y-%m-%d}.")
+        say(f"{filed.id}{already}: {filed.client}, {_what(filed)}. Due on {filed.due_at:%Y-%m-%d}.")
+
+
+@app.command()
+def plan(
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Look at this one; may be repeated. By default all."),
+    ] = None,
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+) -> None:
+    """Say what each method would cost for the pending requests, and which one to take."""
+    from goldfish.report.formatting import seconds, size
+
+    with _open(project) as opened:
+        found = opened.plan(_machine(data_dir, device, workers), method or ())
+    advice = found.advice
+    able = [own for own in advice.estimates if own.refused is None]
+    print_table(
+        ("method", "time", "samples", "rounds", "sent", "guarantee"),
+        (
+            (
+                own.method,
+                seconds(own.cost.seconds),
+                f"{own.cost.samples:.0f}",
+                str(own.rounds),
+                size(own.cost.bytes_sent),
+                own.guarantee,
+            )
+            for own in able
+        ),
+    )
+    for own in advice.estimates:
+        if own.refused is not None:
+            say(f"Not {own.method}: {own.refused}")
+    for client, shards in found.shards.items():
+        say(f"Removed from {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
+    say(f"Superseded: {', '.join(found.artefacts)}.")
+    say(f"Advice: goldfish unlearn --method {advice.method} ({advice.reason}).")
 
 
 @app.command()
@@ -207,6 +248,15 @@ def status(project: Folder = HERE) -> None:
 
 
 @app.command()
+def reject(project: Folder = HERE) -> None:
+    """Take the newest version back, before a purge: its requests are open again."""
+    with _open(project) as opened:
+        rejected = opened.current().number
+        before = opened.reject().number
+        say(f"v{rejected} is deleted, and v{before} the newest again. Its requests are open.")
+
+
+@app.command()
 def purge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
     project: Folder = HERE,
@@ -229,18 +279,25 @@ def _read_ids(path: Path) -> list[str]:
 
 
 def _what(request: Request) -> str:
-    named = {"samples": "samples", "class": "samples of a class", "all": "samples: all it has"}
-    return f"{request.count} {named[request.kind]} of {request.client}"
+    named = {"samples": "", "class": ", a class", "all": ", all it has"}
+    return f"{request.count} samples{named[request.kind]}"
 
 
 def _say_version(project: Project, version: Version) -> None:
-    measures = version.facts["measures"]
-    gap = measures.get("memory_gap")
-    remembered = "" if gap is None else f", memory gap {gap:+.3f}"
+    facts = version.facts
     say(
-        f"v{version.number} ({version.made_by}): accuracy {measures['accuracy']:.1f} %"
-        f"{remembered}. It lies in {project.version_folder(version.number)}."
+        f"v{version.number} ({version.made_by}): {_measured(facts['measures'])}. "
+        f"It lies in {project.files.version(version.number)}."
     )
+    if "before" in facts:
+        say(f"The model before: {_measured(facts['before'])}.")
+        say("Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back.")
+
+
+def _measured(measures: Mapping[str, Any]) -> str:
+    gap = measures.get("memory_gap")
+    remembered = "" if gap is None else f", memory gap of the removed samples {gap:+.3f}"
+    return f"accuracy {measures['accuracy']:.1f} %{remembered}"
 
 
 def _version_row(version: Version) -> tuple[str, ...]:

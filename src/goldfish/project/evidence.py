@@ -116,7 +116,8 @@ def case_of(ledger: Ledger, request_id: str) -> Case:
     """Gather what the ledger tells about a request."""
     request = ledger.request(request_id)
     versions = {found.number: found for found in ledger.versions()}
-    after = next((v for v in versions.values() if request.id in v.requests), None)
+    made = [found for found in versions.values() if request.id in found.requests]
+    after = made[-1] if made else None  # the ones before it were rejected
     before = versions.get(after.parent) if after and after.parent is not None else None
     artefacts = ledger.artefacts()
     model, clean = None, set[str]()

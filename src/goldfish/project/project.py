@@ -1,39 +1,26 @@
-"""A project directory: one's own federation, its model versions, and the requests to forget.
+"""A project: one's own federation, its model versions, and the requests to forget.
 
-``goldfish.toml`` says what is trained, ``ledger.db`` what was asked and done, ``versions/vN`` holds
-the model versions and ``work`` what is being made. Each call that changes something can be killed
-at any time and called again: files appear whole, and what the ledger says happened, happened.
+Every call that changes something can be killed at any time and called again: files appear whole,
+and what the ledger says happened, happened.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
 import pickle
-import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from goldfish.data import Partition, TensorExamples
-from goldfish.errors import (
-    ConfigError,
-    DataError,
-    DivergenceError,
-    QuorumError,
-    StoreError,
-    unknown,
-)
+from goldfish.data import TensorExamples
+from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
 from goldfish.experiments.evaluator import Evaluator
+from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
 from goldfish.experiments.scenario import Machine
 from goldfish.federation import InProcess
@@ -49,16 +36,17 @@ from goldfish.methods import (
     notes_of,
 )
 from goldfish.methods.filing import file
-from goldfish.methods.trained import MODEL
-from goldfish.project.holdings import Holdings, key_of, load_holdings
+from goldfish.planning import EXACT, FAST, Advice, plan
+from goldfish.project.asking import Asked, Registry
+from goldfish.project.folder import ProjectFolder, private, remove, sha256_of
+from goldfish.project.holdings import Holdings
 from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
-from goldfish.project.settings import AUTO, FILE, TEMPLATE, ProjectSettings
+from goldfish.project.settings import AUTO, ProjectSettings
 from goldfish.results import Cost, Final, Part, Progress
 from goldfish.settings import Settings
-from goldfish.store import KeptHistory, RunDirectory, claim, write_whole
-from goldfish.store.files import make_folder, sync_folder
-from goldfish.store.runs import first_difference
+from goldfish.store import KeptHistory, write_whole
 from goldfish.types import DeletionRequest, States
+from goldfish.unlearning.optimization import shard_numbers
 from goldfish.workflow import (
     Work,
     bind,
@@ -70,26 +58,10 @@ from goldfish.workflow import (
     unlearning_plan,
 )
 
-PINNED, MANIFEST, LOCK = "project.json", "manifest.json", "lock"
-GONE, PASS = "gone.json", "pass.json"
-"""Of a version, the keys of what it is free of; of one in the making, what it is to honour."""
+BEGUN = "pass.json"
+WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
 PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
 """Requests in these states are still to be handled; one that failed is tried again."""
-WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
-FAST, EXACT = "goldfish-sprint", "retrain"
-"""What "auto" takes: the fast method, or the one that can remove anything."""
-LISTED = 10
-"""So many ids an error lists."""
-
-
-class _Pinned(Part):
-    """The whole of ``project.json``: what a project is bound to since its first training."""
-
-    version: int = 1
-    salt: str
-    settings: dict[str, Any]
-    data: str | None
-    """A digest of the data, where ids are positions in it."""
 
 
 class _Pass(Part):
@@ -100,36 +72,32 @@ class _Pass(Part):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What requests come to: for the library, and by the keys of the samples."""
+class _Now:
+    """The newest version with all that it takes to unlearn from it."""
 
-    by_request: Mapping[str, DeletionRequest]
-    """What is asked of the library, by the id of the request in the ledger."""
-    keys: Mapping[str, set[str]]
-    """The keys that each request names."""
-    missing: int
-    """How many of these samples are not there any more."""
+    version: Version
+    registry: Registry
+    holdings: Holdings
+    trained: Trained
 
-    @property
-    def requests(self) -> list[DeletionRequest]:
-        """What the library is asked: equal requests once."""
-        return list(dict.fromkeys(self.by_request.values()))
 
-    def of_clients(self, requests: Sequence[str] | None = None) -> dict[str, set[str]]:
-        """Return the keys that these requests, or all, name, by client."""
-        found: dict[str, set[str]] = {}
-        for request in self.by_request if requests is None else requests:
-            client = self.by_request[request].client_id
-            found[client] = found.get(client, set()) | self.keys[request]
-        return found
+@dataclass(frozen=True)
+class ProjectPlan:
+    """What it takes to handle the pending requests."""
+
+    advice: Advice
+    shards: Mapping[str, Sequence[int]]
+    """The shards of each client whose data is removed; one shard is a client's whole data."""
+    artefacts: Sequence[str]
+    """The models and updates that know the data, and will be superseded."""
 
 
 class Project:
     """A project directory. :meth:`init` makes one, :meth:`open` opens it; a context manager."""
 
-    def __init__(self, folder: Path, settings: ProjectSettings, ledger: Ledger) -> None:
-        self.folder = folder
-        self.settings = settings
+    def __init__(self, files: ProjectFolder, ledger: Ledger) -> None:
+        self.files = files
+        self.folder = files.path
         self.ledger = ledger
 
     def __enter__(self) -> Self:
@@ -146,34 +114,22 @@ class Project:
     @staticmethod
     def init(folder: Path) -> Path:
         """Make a project directory with a configuration that works as it stands."""
-        path = folder / FILE
-        if path.exists():
-            raise StoreError(f"{folder} is a project already: it has a {FILE}.")
-        with _private():
-            write_whole(path, TEMPLATE)
-        folder.chmod(0o700)
-        return path
+        return ProjectFolder.make(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Project:
         """Open the project of this folder, or of the nearest one above it."""
-        start = folder.resolve()
-        found = next((f for f in (start, *start.parents) if (f / FILE).exists()), None)
-        if found is None:
-            raise ConfigError(
-                f"{folder} is no project: there is no {FILE}, here or above. "
-                "'goldfish init DIR' makes one; --project DIR names one."
-            )
-        settings = ProjectSettings.read(found / FILE)
-        url = settings.tables.ledger
-        with _private():
-            return cls(found, settings, Ledger.open(url if "://" in url else found / url))
+        found = ProjectFolder.find(folder)
+        url = found.settings.tables.ledger
+        with private():
+            return cls(found, Ledger.open(url if "://" in url else found.path / url))
+
+    @property
+    def settings(self) -> ProjectSettings:
+        """What ``goldfish.toml`` says."""
+        return self.files.settings
 
     # Versions
-
-    def version_folder(self, number: int) -> Path:
-        """Return where a model version lies."""
-        return self.folder / "versions" / f"v{number}"
 
     def train(self, machine: Machine) -> Iterator[Progress]:
         """Train version 1, or go on with it; yield the progress.
@@ -182,24 +138,23 @@ class Project:
         """
         with self._working():
             if self.ledger.versions():
-                self.refuse_changes()
+                self.files.refuse_changes()
                 return
-            holdings = self._holdings(machine, begin=True)
-            run = self._work(1)
-            tables = self.settings.tables
-            federation = self._federation(holdings, {}, machine)
-            scenario = holdings.scenario(holdings.clients({}), machine.device)
+            holdings = self.files.holdings(machine, begin=True)
+            tables, rounds = self.settings.tables, self.files.rounds(1)
+            clients = holdings.clients({})
+            federation = _federation(holdings, {}, machine)
+            scenario = holdings.scenario(clients, machine.device)
             own = _own_training(self.settings)
             kept: set[int] = set()
             if own is None:
-                plan = training_plan(federation, tables.training, tables.seed, scenario.test)
+                todo = training_plan(federation, tables.training, tables.seed, scenario.test)
                 work: Work = original_training
                 for name in tables.unlearning.keep_for:
-                    needed = method_named(name)
                     of_method = self.settings.of_method(name)
-                    kept.update(needed.kept_rounds(of_method, tables.training.rounds))
+                    kept.update(METHODS[name].kept_rounds(of_method, tables.training.rounds))
             else:
-                plan, work = own_training(
+                todo, work = own_training(
                     federation,
                     own,
                     self.settings.of_method(own.name),
@@ -207,15 +162,15 @@ class Project:
                     tables.seed,
                     scenario.test,
                 )
-            history = KeptHistory(run, kept)
+            history = KeptHistory(rounds, kept)
             evaluator = Evaluator(scenario, machine.device)
-            done = yield from recorded_phase(plan, work, run, evaluator, history=history)
+            done = yield from recorded_phase(todo, work, rounds, evaluator, history=history)
             trained = Trained(
                 federation,
                 done.params,
                 tables.training,
                 tables.seed,
-                phase=plan.phase,
+                phase=todo.phase,
                 history=history,
                 method=None if own is None else own.name,
                 memo=done.memo,
@@ -227,15 +182,15 @@ class Project:
     def adopt(self, checkpoint: Path, machine: Machine) -> Version:
         """Take a model that was trained elsewhere, with this project's data, as version 1."""
         with self._working():
-            if self.ledger.versions() or self._work_folder(1).exists():
+            if self.ledger.versions() or self.files.work(1).exists():
                 raise StoreError(
-                    f"{self.folder} has a model already, or one in training. 'goldfish import' "
-                    "is for a new project."
+                    f"{self.folder} has a model already, or one in training. 'goldfish "
+                    "import' is for a new project."
                 )
             state = _read_state(checkpoint)
-            holdings = self._holdings(machine, begin=True)
+            holdings = self.files.holdings(machine, begin=True)
             tables = self.settings.tables
-            federation = self._federation(holdings, {}, machine)
+            federation = _federation(holdings, {}, machine)
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
             scenario = holdings.scenario(holdings.clients({}), machine.device)
@@ -243,19 +198,40 @@ class Project:
             return self._publish(trained, "import", facts, {})
 
     def current(self) -> Version:
-        """Return the newest model version."""
-        versions = self.ledger.versions()
+        """Return the newest model version that was not rejected."""
+        models = {a.version for a in self.ledger.artefacts("current") if a.kind == "model"}
+        versions = [version for version in self.ledger.versions() if version.number in models]
         if not versions:
             raise ConfigError(f"{self.folder} has no model yet. Run 'goldfish train' first.")
         return versions[-1]
 
+    def load(self, version: Version, federation: InProcess) -> Trained:
+        """Return a model version, once its file is seen to be the one that was written."""
+        model = self.files.model(version.number)
+        state = {a.path: a.state for a in self.ledger.artefacts()}.get(self.files.name(model))
+        if state != "current":
+            raise StoreError(
+                f"v{version.number} is {state}: it knows samples that were removed since, and is "
+                "no starting point any more."
+            )
+        if not model.exists() or sha256_of(model) != version.sha256:
+            raise StoreError(
+                f"{model} is not the file that was written (its SHA-256 is another, or it is "
+                "missing). Nothing was done: put it back from a backup."
+            )
+        return load(model.parent, federation)
+
     def samples(self, machine: Machine) -> dict[str, list[str]]:
         """Return the ids of the samples that each client has, less those that are removed."""
-        holdings = self._holdings(machine)
-        clients = holdings.clients(self._gone(self.current().number))
+        holdings = self.files.holdings(machine)
+        clients = holdings.clients(self.files.gone(self.current().number))
         return {c.id: [holdings.ids[key] for key in c.retained.ids] for c in clients}
 
     # Requests
+
+    def pending(self) -> list[Request]:
+        """Return the requests that are still to be handled, oldest first."""
+        return self.ledger.requests(*PENDING)
 
     def forget(
         self,
@@ -273,13 +249,9 @@ class Project:
         again is the one that was filed.
         """
         version = self.current()
-        self.refuse_changes()
-        manifest = self._manifest()
-        if client not in manifest.clients:
-            hint = f"The project has {len(manifest.clients)} clients."
-            raise ConfigError(unknown("client", client, manifest.clients, hint))
-        gone = self._gone(version.number)
-        left = set(manifest.clients[client]) - gone[client]
+        self.files.refuse_changes()
+        registry = self._registry(version)
+        left = registry.left(client)
         if not left:
             raise ConfigError(
                 f"{client} has left with all of its data: v{version.number} is free of it."
@@ -288,87 +260,64 @@ class Project:
         content: Sequence[str] = ()
         if samples is not None:
             kind, content = "samples", tuple(dict.fromkeys(samples))
-            self._check_samples(client, content, manifest, gone[client], machine)
+            if self.files.pinned().data is not None:
+                self.files.holdings(machine)  # it refuses other data than that of the training
+            registry.check_samples(client, content)
         elif label is not None:
-            kind, content = "class", [str(label)]
+            kind, content = "class", (str(label),)
         pending = self.pending()
         of_class = "class" in (kind, *(other.kind for other in pending))
-        holdings = self._holdings(machine) if of_class else None
-        keys = self._keys(client, kind, content, manifest, holdings)
-        if not keys & left:
-            raise ConfigError(f"{client} has no sample of class {label}: nothing was filed.")
-        asked = {**gone, client: gone[client] | keys}
+        holdings = self.files.holdings(machine) if of_class else None
+        keys = registry.keys(client, kind, content, holdings) & left
+        if not keys:
+            raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
+        named = {client: keys}
         for other in pending:
-            named = self.ledger.content(other.id).ids
-            own = self._keys(other.client, other.kind, named, manifest, holdings)
-            asked[other.client] = asked[other.client] | own
-        if all(asked[name].issuperset(held) for name, held in manifest.clients.items()):
+            of_other = self.ledger.content(other.id).ids
+            own = registry.keys(other.client, other.kind, of_other, holdings)
+            named[other.client] = named.get(other.client, set()) | own
+        if registry.empties(named):
             raise ConfigError(
                 "With this request all data of all clients is asked for, and no model can be made "
-                "of none: nothing was filed. Delete the project's folder instead."
+                "of none. Nothing was filed: delete the project's folder instead."
             )
         return self.ledger.file(
             client,
             kind,
             content[0] if kind == "class" else content,
-            count=len(keys & left),
+            count=len(keys),
             reason=reason,
             requested_at=requested_at,
             due_days=self.settings.tables.requests.due_days,
         )
 
-    def _check_samples(
-        self,
-        client: str,
-        ids: Sequence[str],
-        manifest: Partition,
-        gone: set[str],
-        machine: Machine,
-    ) -> None:
-        """Raise where a client never had some of the samples, or none of them is left."""
-        if not ids:
-            raise ConfigError("No sample is named: nothing was filed.")
-        if self._pinned().data is not None:
-            self._holdings(machine)  # it refuses other data than that of the training
-        key = self._namer(client)
-        held = set(manifest.clients[client])
-        strange = [sample_id for sample_id in ids if key(sample_id) not in held]
-        if strange:
-            more = f" and {len(strange) - LISTED} more" if len(strange) > LISTED else ""
-            raise ConfigError(
-                f"{client} never had {len(strange)} of these samples: "
-                f"{', '.join(strange[:LISTED])}{more}. Nothing was filed."
-            )
-        if gone.issuperset(map(key, ids)):
-            raise ConfigError(
-                f"The newest model is free of all of these samples of {client}: nothing was filed."
-            )
+    def plan(self, machine: Machine, methods: Sequence[str] = ()) -> ProjectPlan:
+        """Say what each of these methods, or of all, would cost for the pending requests.
 
-    def _namer(self, client: str) -> Callable[[str], str]:
-        """Return what makes keys of a client's sample ids."""
-        owner = client if self.settings.own_data else None
-        return partial(key_of, self._pinned().salt, client=owner)
-
-    def _keys(
-        self,
-        client: str,
-        kind: Kind,
-        content: Sequence[str],
-        manifest: Partition,
-        holdings: Holdings | None,
-    ) -> set[str]:
-        """Return the keys that a request names; for a class, of the samples that are there."""
-        if kind == "samples":
-            return set(map(self._namer(client), content))
-        if kind == "class" and holdings is not None:
-            return holdings.of_class(client, int(content[0]))
-        return set(manifest.clients[client])
+        Times are those of a few measured steps, scaled by what the training took here.
+        """
+        now = self._now(machine)
+        asked = self._ask(self.pending(), now)
+        tables = self.settings.tables
+        known = [v.facts["cost"] for v in self.ledger.versions() if v.facts["cost"]["samples"]]
+        advice = plan(
+            now.trained,
+            asked.requests,
+            methods={n: self.settings.methods.get(n, {}) for n in methods or METHODS},
+            rounds=tables.unlearning.rounds,
+            test=now.holdings.test.to(machine.device),
+            seconds_per_sample=known[0]["seconds"] / known[0]["samples"] if known else None,
+        )
+        shards = {}
+        for client, keys in asked.of_clients().items():
+            ids = now.registry.manifest.clients[client]
+            shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
+            shards[client] = sorted({shard[key] for key in keys})
+        for request in self.ledger.requests("received"):
+            self.ledger.move(request.id, "planned", advised=advice.method)
+        return ProjectPlan(advice, shards, [a.path for a in self.ledger.artefacts("current")])
 
     # Unlearning
-
-    def pending(self) -> list[Request]:
-        """Return the requests that are still to be handled, oldest first."""
-        return self.ledger.requests(*PENDING)
 
     def unlearn(self, machine: Machine, method: str | None = None) -> Iterator[Progress]:
         """Handle all pending requests in one pass and make a new version; yield the progress.
@@ -376,173 +325,147 @@ class Project:
         A pass that was interrupted goes on, with the requests that it began with.
         """
         with self._working():
-            parent = self.current()
-            self.refuse_changes()
-            holdings = self._holdings(machine)
-            gone = self._gone(parent.number)
-            work = self._work(parent.number + 1)
-            begun = _Pass.read(work.path / PASS) if (work.path / PASS).exists() else None
+            now = self._now(machine)
+            trained, gone = now.trained, now.registry.gone
+            number = len(self.ledger.versions()) + 1
+            rounds = self.files.rounds(number)
+            begun = _Pass.read(rounds.path / BEGUN) if (rounds.path / BEGUN).exists() else None
             if begun is not None and method not in (None, begun.method):
                 raise ConfigError(
-                    f"v{parent.number + 1} is being made with {begun.method}. Go on without "
-                    f"--method, or delete {work.path} to begin anew."
+                    f"v{number} is being made with {begun.method}. Go on without --method, or "
+                    f"delete {rounds.path} to begin anew."
                 )
-            federation = self._federation(holdings, gone, machine)
-            trained = self.load(parent, federation)
-            chosen = self.pending()
+            wanted = self.pending()
             if begun is not None:
-                chosen = [self.ledger.request(request) for request in begun.requests]
-            asked = self._ask(chosen, holdings, gone)
+                wanted = [self.ledger.request(request) for request in begun.requests]
+            asked = self._ask(wanted, now)
             if begun is None:
-                asked = self._without_absent(asked, federation, trained)
-            scenario = holdings.scenario(
-                holdings.clients(gone), machine.device, asked.requests, asked.of_clients()
+                asked = self._without_absent(asked, trained)
+            scenario = now.holdings.scenario(
+                now.holdings.clients(gone), machine.device, asked.requests, asked.of_clients()
             )
-            way = self.choose(begun.method if begun else method, trained, asked)
-            plan, own = self._plan(way, trained, asked, scenario.test, parent.number)
+            way = self._choose(begun.method if begun else method, trained, asked)
+            todo, own = self._plan(way, trained, asked, scenario.test, now.version.number)
             if begun is None:
                 begun = _Pass(method=way.name, requests=list(asked.by_request))
-                write_whole(work.path / PASS, begun.model_dump_json())
+                write_whole(rounds.path / BEGUN, begun.model_dump_json())
             for request in begun.requests:
                 self._advance(request, "running", method=way.name)
             evaluator = Evaluator(scenario, machine.device)
+            work = bind(way.unlearn, own)
             try:
                 done = yield from recorded_phase(
-                    plan, bind(way.unlearn, own), work, evaluator, trained.states or {}
+                    todo, work, rounds, evaluator, trained.states or {}
                 )
+                lost = _lost(todo, done, asked)
             except (ConfigError, DataError, DivergenceError, QuorumError) as error:
                 self._fail(begun.requests, str(error))
-                shutil.rmtree(work.path)
+                remove(rounds.path)
                 raise
-            lost = {
-                left.request: left.reason
-                for left in not_honoured(plan, [r.absent for r in done.records], done.params)
-            }
             failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
             honoured = [r for r in asked.by_request if r not in failed]
-            if not honoured:
-                self._fail(failed, f"{way.name} did not honour it")
-                shutil.rmtree(work.path)
-                raise QuorumError(
-                    f"No request was honoured: {next(iter(lost.values()))}. They stay open, and "
-                    f"v{parent.number} stays the newest model."
-                )
-            after = trained_after(plan, done.params, done.memo, [])
-            whole = [d for d in plan.requests if deletion_kind(d) == "client" and d not in lost]
+            removed = asked.of_clients(honoured)
             after = replace(
-                after,
-                history={},  # of updates that knew the removed samples
-                states=_free(done.states, trained.states or {}, way, asked.of_clients()),
-                honoured=whole,  # what else is gone, no client has any more
+                trained_after(todo, done.params, done.memo, []),
+                # What knew removed samples is not kept, and no client has them any more.
+                history={},
+                states=_free(done.states, trained.states or {}, way, removed),
+                honoured=[
+                    d for d in todo.requests if deletion_kind(d) == "client" and d not in lost
+                ],
             )
             facts = _facts(
-                evaluator.measure(done.params, plan.new),
-                [r.cost for r in done.records],
+                evaluator.measure(done.params, todo.new),
+                [record.cost for record in done.records],
                 guarantee=way.guarantee,
-                notes=list(notes_of(way, plan, own)),
-                before=_measures(evaluator.measure(trained.params, plan.new)),
-                asked=len(asked.by_request),
+                notes=list(notes_of(way, todo, own)),
+                before=_measures(evaluator.measure(trained.params, todo.new)),
             )
-            removed = asked.of_clients(honoured)
             free = {client: keys | removed.get(client, set()) for client, keys in gone.items()}
-            exact = way.guarantee == "exact"
-            self._publish(
-                after, way.name, facts, free, parent=parent, requests=honoured, fresh=exact
-            )
+            self._publish(after, way.name, facts, free, parent=now.version, requests=honoured)
             for request, reason in failed.items():
                 self._fail([request], reason)
 
-    def choose(self, name: str | None, trained: Trained, asked: Asked) -> Method[Any]:
-        """Return the method of this name, or of the settings; "auto" goes by what is asked."""
-        name = name or self.settings.tables.unlearning.method
-        if name == AUTO:
-            leaves = any(deletion_kind(request) == "client" for request in asked.requests)
-            name = trained.method or (EXACT if leaves or asked.missing else FAST)
-        return method_named(name)
+    def reject(self) -> Version:
+        """Take the newest version back, as long as the one before is not purged; return that.
 
-    def load(self, version: Version, federation: InProcess) -> Trained:
-        """Return a model version, once its file is seen to be the one that was written."""
-        folder = self.version_folder(version.number)
-        state = {a.path: a.state for a in self.ledger.artefacts()}.get(self._name(folder / MODEL))
-        if state != "current":
-            raise StoreError(
-                f"v{version.number} is {state}: it knows samples that were removed since, and is "
-                "no starting point any more."
-            )
-        if not (folder / MODEL).exists() or _sha256(folder / MODEL) != version.sha256:
-            raise StoreError(
-                f"{folder / MODEL} is not the file that was written (its SHA-256 is another, or it "
-                "is missing). Nothing was done: put it back from a backup."
-            )
-        return load(folder, federation)
+        Its requests are open again.
+        """
+        with self._working():
+            rejected = self.current()
+            before = [a for a in self.ledger.artefacts() if a.version == rejected.parent]
+            if not before or any(artefact.state != "quarantined" for artefact in before):
+                raise ConfigError(
+                    f"v{rejected.number} cannot be rejected: there is no version before it any "
+                    "more."
+                )
+            with self.ledger.together():
+                for artefact in self.ledger.artefacts("current"):
+                    self.ledger.move_artefact(artefact.path, "purged", rejected=True)
+                for artefact in before:
+                    self.ledger.move_artefact(artefact.path, "current")
+                self._fail(rejected.requests, f"v{rejected.number} was rejected")
+            remove(self.files.version(rejected.number))
+        return self.current()
 
-    def _plan(
-        self, way: Method[Any], trained: Trained, asked: Asked, test: TensorExamples, before: int
-    ) -> tuple[Plan, Settings]:
-        """Return what a method needs for a pass, or raise where it cannot do what is asked."""
-        own = self.settings.of_method(way.name)
-        refuse_training(trained, way, own)
-        tables = self.settings.tables
-        plan = unlearning_plan(
-            trained,
-            asked.requests,
-            way,
-            own,
-            training=tables.training,
-            rounds=tables.unlearning.rounds or tables.training.rounds,
-            seed=tables.seed + before,  # each version has draws of its own
-            test=test,
-        )
-        if asked.missing and plan.askers:
-            raise ConfigError(
-                f"{asked.missing} of the samples that are to be forgotten are not in the data any "
-                f"more, and {way.name} must show them to the old model once more. Use a method "
-                "that starts anew: --method retrain."
-            )
-        return plan, own
+    def purge(self, *, dry_run: bool = False) -> list[Artefact]:
+        """Delete what descends from removed samples, and return it; requests are then closed.
 
-    def _ask(
-        self, requests: Sequence[Request], holdings: Holdings, gone: Mapping[str, set[str]]
-    ) -> Asked:
-        """Turn requests of the ledger into those of the library."""
+        To purge is to accept the newest version: there is no way back.
+        """
+        with self._working():
+            old = self.ledger.artefacts("quarantined")
+            if dry_run:
+                return old
+            for artefact in old:
+                remove(self.folder / artefact.path)
+            for number in {a.version for a in old if a.version is not None}:
+                remove(self.files.version(number))
+            with self.ledger.together():
+                for artefact in old:
+                    self.ledger.move_artefact(artefact.path, "purged")
+                for request in self.ledger.requests("audited"):
+                    self.ledger.move(request.id, "closed")
+            self.ledger.forget_ids(*(r.id for r in self.ledger.requests("closed")))
+            return old
+
+    # Parts of the above
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Let this process alone change the project, and clear what a killed one left."""
+        with self.files.working():
+            models = {a.version: a.state for a in self.ledger.artefacts() if a.kind == "model"}
+            for number, state in models.items():
+                if number is not None:
+                    remove(self.files.work(number))
+                    if state == "purged":
+                        remove(self.files.version(number))
+            yield
+
+    def _registry(self, version: Version) -> Registry:
+        gone, salt = self.files.gone(version.number), self.files.pinned().salt
+        return Registry(self.files.manifest(), gone, salt, self.settings.own_data)
+
+    def _now(self, machine: Machine) -> _Now:
+        version = self.current()
+        registry, holdings = self._registry(version), self.files.holdings(machine)
+        federation = _federation(holdings, registry.gone, machine)
+        return _Now(version, registry, holdings, self.load(version, federation))
+
+    def _ask(self, requests: Sequence[Request], now: _Now) -> Asked:
         if not requests:
             raise ConfigError("No request waits: there is nothing to unlearn.")
-        manifest = holdings.manifest
         contents = {request.id: self.ledger.content(request.id).ids for request in requests}
-        keys = {
-            r.id: self._keys(r.client, r.kind, contents[r.id], manifest, holdings) - gone[r.client]
-            for r in requests
-        }
-        named: dict[str, set[str]] = {client: set(lost) for client, lost in gone.items()}
-        for request in requests:
-            named[request.client] |= keys[request.id]
-        lost = {c: holdings.missing(c) - named[c] for c in manifest.clients}
-        if any(lost.values()):
-            which = ", ".join(f"{len(own)} of {client}" for client, own in lost.items() if own)
-            raise DataError(
-                f"Samples that the model was trained with are not in the data any more, and no "
-                f"request names them: {which}. Put them back, or file a request for them "
-                "('goldfish forget'); nothing was done."
-            )
-        whole = {c for c, held in manifest.clients.items() if named[c].issuperset(held)}
-        by_request = {}
-        for r in requests:
-            if not keys[r.id] and r.client not in whole:
-                self._advance(r.id, "audited", note="an earlier request had removed all of it")
-            elif r.client in whole:
-                by_request[r.id] = DeletionRequest(r.client)
-            elif r.kind == "class":
-                by_request[r.id] = DeletionRequest(r.client, class_label=int(contents[r.id][0]))
-            else:
-                by_request[r.id] = DeletionRequest(r.client, sample_ids=sorted(keys[r.id]))
-        if not by_request:
-            raise ConfigError("The newest model is free of all that is asked for.")
-        missing = sum(len(keys[r.id] & holdings.missing(r.client)) for r in requests)
-        return Asked(by_request, keys, missing)
+        return now.registry.resolve(requests, contents, now.holdings)
 
-    def _without_absent(self, asked: Asked, federation: InProcess, trained: Trained) -> Asked:
-        """Leave the requests of clients that are not there open."""
-        absent = set(file(federation, asked.requests, trained.honoured))
+    def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
+        """Leave the requests of clients that are not there open, and end those that are done."""
+        for request in asked.done:
+            self._advance(request, "audited", note="other requests had removed all of it")
+        if not asked.by_request:
+            raise ConfigError("The newest model is free of all that is asked for.")
+        absent = set(file(trained.federation, asked.requests, trained.honoured))
         away = [r for r, own in asked.by_request.items() if own.client_id in absent]
         self._fail(away, "the client was not there")
         left = {r: own for r, own in asked.by_request.items() if r not in away}
@@ -552,6 +475,38 @@ class Project:
                 "open."
             )
         return replace(asked, by_request=left)
+
+    def _choose(self, name: str | None, trained: Trained, asked: Asked) -> Method[Any]:
+        """Return the method of this name, or of the settings; "auto" goes by what is asked."""
+        name = name or self.settings.tables.unlearning.method
+        if name == AUTO:
+            leaves = any(deletion_kind(request) == "client" for request in asked.requests)
+            name = trained.method or (EXACT if leaves or asked.missing else FAST)
+        return method_named(name)
+
+    def _plan(
+        self, way: Method[Any], trained: Trained, asked: Asked, test: TensorExamples, before: int
+    ) -> tuple[Plan, Settings]:
+        """Return what a method needs for a pass, or raise where it cannot do what is asked."""
+        own, tables = self.settings.of_method(way.name), self.settings.tables
+        refuse_training(trained, way, own)
+        todo = unlearning_plan(
+            trained,
+            asked.requests,
+            way,
+            own,
+            training=tables.training,
+            rounds=tables.unlearning.rounds or tables.training.rounds,
+            seed=tables.seed + before,  # each version has draws of its own
+            test=test,
+        )
+        if asked.missing and todo.askers:
+            raise ConfigError(
+                f"{asked.missing} of the samples that are to be forgotten are not in the data any "
+                f"more, and {way.name} must show them to the old model once more. Use a method "
+                "that starts anew: --method retrain."
+            )
+        return todo, own
 
     def _advance(self, request: str, state: State, **facts: Any) -> None:
         """Bring a request forward to a state, through those between; never back."""
@@ -568,132 +523,6 @@ class Project:
                 if self.ledger.request(request).state != "failed":
                     self.ledger.move(request, "failed", reason=reason)
 
-    # Purging
-
-    def purge(self, *, dry_run: bool = False) -> list[Artefact]:
-        """Delete what descends from removed samples, and return it; requests are then closed.
-
-        To purge is to accept the newest version: there is no way back.
-        """
-        with self._working():
-            old = self.ledger.artefacts("quarantined")
-            done = self.ledger.requests("audited")
-            if dry_run:
-                return old
-            for artefact in old:
-                path = self.folder / artefact.path
-                if path.is_dir():
-                    shutil.rmtree(path)
-                path.unlink(missing_ok=True)
-            for folder in {self.version_folder(a.version) for a in old if a.version is not None}:
-                if folder.exists():
-                    shutil.rmtree(folder)
-            if (versions := self.folder / "versions").exists():
-                sync_folder(versions)
-            with self.ledger.together():
-                for artefact in old:
-                    self.ledger.move_artefact(artefact.path, "purged")
-                for request in done:
-                    self.ledger.move(request.id, "closed")
-            forgotten = [r.id for r in self.ledger.requests("closed") if self._names(r.id)]
-            if forgotten:
-                self.ledger.forget_ids(*forgotten)
-            return old
-
-    def _names(self, request: str) -> bool:
-        """Tell whether the ledger still holds what a request names."""
-        try:
-            self.ledger.content(request)
-        except StoreError:
-            return False
-        return True
-
-    # Files
-
-    @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
-        """Let this process alone change the project; what it writes is its owner's alone."""
-        with _private(), claim(self.folder / LOCK, "choose another project"):
-            for left_over in self.folder.glob("**/.*.part"):
-                if left_over.is_dir():
-                    shutil.rmtree(left_over)
-                else:
-                    left_over.unlink()
-            for version in self.ledger.versions():  # made, but killed before the end
-                shutil.rmtree(self._work_folder(version.number), ignore_errors=True)
-            yield
-
-    def _work(self, number: int) -> RunDirectory:
-        """Return the folder in which a version is made, for its rounds."""
-        folder = self._work_folder(number)
-        make_folder(folder)
-        return RunDirectory(folder)
-
-    def _work_folder(self, number: int) -> Path:
-        return self.folder / "work" / f"v{number}"
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.folder).as_posix()
-
-    def _pinned(self) -> _Pinned:
-        return _Pinned.read(self.folder / PINNED)
-
-    def _manifest(self) -> Partition:
-        try:
-            return Partition.from_json((self.folder / MANIFEST).read_text())
-        except (OSError, DataError) as error:
-            raise StoreError(
-                f"{self.folder / MANIFEST}, which says who holds what, cannot be read ({error}). "
-                "Put it back from a backup."
-            ) from error
-
-    def _gone(self, number: int) -> dict[str, set[str]]:
-        """Return the keys of the samples that a version is free of, of every client."""
-        found = json.loads((self.version_folder(number) / GONE).read_bytes())
-        return {client: set(found.get(client, ())) for client in self._manifest().clients}
-
-    def refuse_changes(self) -> None:
-        """Raise where the settings are not those that the model was trained with."""
-        there = self._pinned().settings
-        difference = first_difference(there, self.settings.pinned)
-        if difference is not None:
-            raise ConfigError(
-                f"{self.folder / FILE} was changed since the model was trained ({difference}). Set "
-                "it back, or train the changed federation in a new project."
-            )
-
-    def _holdings(self, machine: Machine, *, begin: bool = False) -> Holdings:
-        """Read the data; with ``begin`` bind the project to it, unless that is done."""
-        if begin and not (self.folder / PINNED).exists():
-            salt = secrets.token_hex(32)
-            holdings = load_holdings(self.settings, self.folder, machine, salt, None)
-            write_whole(self.folder / MANIFEST, holdings.manifest.to_json())
-            pinned = _Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
-            write_whole(self.folder / PINNED, pinned.model_dump_json(indent=1) + "\n")
-            return holdings
-        self.refuse_changes()
-        pinned = self._pinned()
-        holdings = load_holdings(self.settings, self.folder, machine, pinned.salt, self._manifest())
-        if pinned.data is not None and holdings.digest != pinned.data:
-            raise DataError(
-                "The data is not the one that the model was trained with, and its samples have no "
-                "ids but their positions, which now mean other samples. Put it back as it was; "
-                "give samples ids of their own before you delete any (docs/own-model.md)."
-            )
-        return holdings
-
-    def _federation(
-        self, holdings: Holdings, gone: Mapping[str, set[str]], machine: Machine
-    ) -> InProcess:
-        return InProcess(
-            holdings.clients(gone),
-            holdings.model,
-            workers=machine.workers,
-            threads=machine.threads,
-            device=machine.device,
-            compiled=machine.compiled,
-        )
-
     def _publish(
         self,
         trained: Trained,
@@ -703,55 +532,66 @@ class Project:
         *,
         parent: Version | None = None,
         requests: Sequence[str] = (),
-        fresh: bool = True,
     ) -> Version:
-        """Write a version, then say so in the ledger; older ones are quarantined.
-
-        ``fresh``: it was made from newly initialised weights, and not from its parent.
-        """
-        number = 1 if parent is None else parent.number + 1
-        folder = self.version_folder(number)
-        part = folder.with_name(f".v{number}.part")
-        for left_over in (part, folder):
-            if left_over.exists():  # the ledger does not know it: killed before that
-                shutil.rmtree(left_over)
-        write_whole(part / GONE, json.dumps({c: sorted(keys) for c, keys in gone.items()}))
-        trained.save(part)
-        part.rename(folder)
-        sync_folder(folder.parent)
-        sha256 = _sha256(folder / MODEL)
-        left = {c: set(keys) - gone.get(c, set()) for c, keys in self._manifest().clients.items()}
+        """Write a version, then say so in the ledger, where older ones are quarantined."""
+        number = len(self.ledger.versions()) + 1
+        sha256 = self.files.write_version(number, trained, gone)
+        held = self.files.manifest().clients
+        left = {client: set(keys) - gone.get(client, set()) for client, keys in held.items()}
         manifests = {c: self.ledger.manifest_digest(c, keys) for c, keys in left.items() if keys}
+        fresh = parent is None or METHODS[made_by].guarantee == "exact"
         with self.ledger.together():
-            before = None if parent is None else parent.number
             version = self.ledger.add_version(
-                made_by, sha256, parent=before, requests=requests, **facts
+                made_by,
+                sha256,
+                parent=None if parent is None else parent.number,
+                requests=requests,
+                **facts,
             )
-            old = [artefact.path for artefact in self.ledger.artefacts("current")]
-            for path in old:
-                self.ledger.move_artefact(path, "quarantined", by=f"v{number}")
-            from_parent = [path for path in old if path.endswith(MODEL)]
+            old = self.ledger.artefacts("current")
+            for artefact in old:
+                self.ledger.move_artefact(artefact.path, "quarantined", by=f"v{number}")
             self.ledger.add_artefact(
-                self._name(folder / MODEL),
+                self.files.name(self.files.model(number)),
                 "model",
                 version=number,
                 sha256=sha256,
-                parents=[] if fresh else from_parent,
+                parents=[] if fresh else [a.path for a in old if a.kind == "model"],
                 manifests=manifests,
             )
-            if (folder / "history").exists():
+            history = self.files.version(number) / "history"
+            if history.exists():
                 self.ledger.add_artefact(
-                    self._name(folder / "history"),
-                    "client updates",
-                    version=number,
-                    parents=[],
-                    manifests=manifests,
+                    self.files.name(history), "updates", version=number, manifests=manifests
                 )
             for request in requests:
                 self._advance(request, "unlearned", version=number)
                 self._advance(request, "audited", measures=facts["measures"])
-        shutil.rmtree(self._work_folder(number), ignore_errors=True)
+        remove(self.files.work(number))
         return version
+
+
+def _federation(holdings: Holdings, gone: Mapping[str, set[str]], machine: Machine) -> InProcess:
+    return InProcess(
+        holdings.clients(gone),
+        holdings.model,
+        workers=machine.workers,
+        threads=machine.threads,
+        device=machine.device,
+        compiled=machine.compiled,
+    )
+
+
+def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:
+    """Return the requests that a finished pass does not honour, and why; raise if none is."""
+    absences = [record.absent for record in done.records]
+    lost = {left.request: left.reason for left in not_honoured(todo, absences, done.params)}
+    if lost.keys() >= set(asked.requests):
+        raise QuorumError(
+            f"No request was honoured ({next(iter(lost.values()))}). They stay open, and the "
+            "newest model is the one of before."
+        )
+    return lost
 
 
 def _own_training(settings: ProjectSettings) -> Method[Any] | None:
@@ -802,18 +642,3 @@ def _read_state(path: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ConfigError(f"{path} holds a {type(found).__name__}, and no state dict.")
     return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def _private() -> Iterator[None]:
-    """Let files and folders that are made be their owner's alone."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)

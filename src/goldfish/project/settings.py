@@ -19,7 +19,6 @@ from goldfish.experiments.config import (
     split_methods,
 )
 from goldfish.methods import METHODS
-from goldfish.project import FILE as FILE
 from goldfish.project import LEDGER
 from goldfish.settings import Count, Settings, TrainingSettings
 
