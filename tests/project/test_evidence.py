@@ -128,6 +128,36 @@ def test_a_finished_request(made: Made) -> None:
     assert last.facts["manifest"] == hashlib.sha256(signed).hexdigest()
 
 
+def test_a_request_that_others_had_answered_before(made: Made) -> None:
+    made.unlearn()
+    made.ledger.file("clinic", "samples", IDS[:1])
+    for state in ("planned", "running", "unlearned", "audited"):
+        made.ledger.move("R-0003", state)
+    page = (made.pack("R-0003").folder / "index.html").read_text()
+    assert "Other requests had removed this data before: version 2 is free of it." in page
+
+
+def test_a_later_model_takes_the_place_of_the_one_that_was_made(made: Made) -> None:
+    """Version 3 is as free of the data as version 2 was, and is the one at hand."""
+    made.unlearn()
+    made.purge()
+    made.ledger.move_artefact("v2/model", "quarantined")
+    made.add_version(3, [], "retrain", parent=2)
+    made.ledger.move_artefact("v2/model", "purged")
+    pack = made.pack()
+    checks = verify_evidence(pack.folder, project=made.folder)
+    assert [c.state for c in checks if c.what == "model v3"] == ["right"]
+    assert "version 2, which replaces version 1" in (pack.folder / "index.html").read_text()
+
+
+def test_a_rejected_model_is_none(made: Made) -> None:
+    made.unlearn()
+    made.ledger.move("R-0001", "failed", reason="v2 was rejected")
+    page = (made.pack().folder / "index.html").read_text()
+    assert "Not done: v2 was rejected." in page
+    assert "No new model was made yet" in page
+
+
 def test_a_pack_says_what_it_could_not_check(made: Made) -> None:
     made.unlearn()
     made.purge()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import random
@@ -11,9 +12,9 @@ import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.project import database
 from goldfish.project.chain import FIRST, body_digest, chain_digest, salted_digest
-from goldfish.project.ledger import NEXT, Ledger, State
+from goldfish.project.ledger import FORGOTTEN, NEXT, Ledger, State
 
 WAY: tuple[State, ...] = ("planned", "running", "unlearned", "audited", "closed")
 
@@ -78,7 +79,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     folder = request.getfixturevalue("postgres")
     name = f"t{abs(hash(str(tmp_path))):x}"
     about = f"host={folder} user=goldfish dbname=postgres"
-    with closing(psycopg.connect(about, autocommit=True)) as server:
+    with contextlib.closing(psycopg.connect(about, autocommit=True)) as server:
         server.execute(f"CREATE DATABASE {name}")
     return f"postgresql://goldfish@/{name}?host={folder}"
 
@@ -277,7 +278,7 @@ def test_forgotten_ids_are_in_no_file(tmp_path: Path) -> None:
         ledger.forget_ids("R-0001", "R-0002")
         assert found() == set()
         assert ledger.verify() == []
-        forgotten = [event.subject for event in ledger.events() if event.kind == "ids forgotten"]
+        forgotten = [event.subject for event in ledger.events() if event.kind == FORGOTTEN]
         assert len(forgotten) == len(set(forgotten)) == 11
         modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "p").iterdir()}
         assert modes == {0o600}
@@ -290,12 +291,15 @@ def test_forgetting_says_when_a_reader_holds_the_ids_back(
     monkeypatch.setattr(database, "WAIT_S", 0.1)
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         ledger.file("clinic", "samples", ["secret"])
-        with closing(sqlite3.connect(tmp_path / "ledger.db")) as reader:
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM contents").fetchall()
             with pytest.raises(StoreError, match="another process reads the ledger"):
                 ledger.forget_ids("R-0001")
-        ledger.forget_ids("R-0001")
+        assert FORGOTTEN not in [event.kind for event in ledger.events()]
+        for _ in range(2):
+            ledger.forget_ids("R-0001")
+        assert [event.kind for event in ledger.events()].count(FORGOTTEN) == 1
         assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
 
 
@@ -346,7 +350,7 @@ def test_tampering_is_told(tmp_path: Path, statement: str, problem: str) -> None
     with _filled(tmp_path / "ledger.db") as ledger:
         head = (ledger.events()[-1].number, ledger.events()[-1].digest)
         assert ledger.verify(head) == []
-        with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
             found = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
             triggers = dict(found.fetchall())
             for name in triggers:
@@ -411,6 +415,36 @@ def test_eight_processes_file_a_thousand_requests_at_once(url: str) -> None:
         shared = [f'shared ["{n}"]' for n in range(0, 125, 25)]
         assert sorted(named) == sorted(own + shared)
         assert ledger.verify() == []
+
+
+def _file_and_tell(path: Path, told: Connection) -> None:
+    with Ledger.open(path) as ledger:
+        for number in range(10_000):
+            told.send(ledger.file("clinic", "samples", [f"{os.getpid()}-{number}"]).id)
+
+
+def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
+    """A process that files is killed six times, at any moment: nothing is lost or half-written."""
+    path, told, processes = tmp_path / "ledger.db", list[str](), get_context("fork")
+    for seed in range(6):
+        ours, theirs = processes.Pipe(duplex=False)
+        process = processes.Process(target=_file_and_tell, args=(path, theirs))
+        process.start()
+        theirs.close()
+        told.append(ours.recv())
+        process.join(random.Random(seed).uniform(0.0, 0.1))
+        process.kill()
+        process.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                told.append(ours.recv())
+        ours.close()
+        process.close()
+    with Ledger.open(path) as ledger:
+        assert ledger.verify() == []
+        filed = [request.id for request in ledger.requests()]
+        assert len(filed) == len(set(filed)) <= len(told) + 6
+        assert set(told) <= set(filed)
 
 
 def test_a_ledger_of_schema_1_is_brought_up_to_date(

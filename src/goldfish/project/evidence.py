@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from goldfish.errors import ConfigError, StoreError
 from goldfish.project.chain import Event, body_digest, chain_problems
-from goldfish.project.ledger import Artefact, Ledger, Request, Version
+from goldfish.project.ledger import FORGOTTEN, Artefact, Ledger, Request, Version
 from goldfish.project.signing import fingerprint, is_signed, public_pem, read_key, read_public
 from goldfish.report.formatting import listing, percent, plural
 from goldfish.results import MARGINS, Memory, Part, in_words
@@ -96,6 +96,7 @@ class Case:
     before: Version | None
     after: Version | None
     model: Artefact | None
+    """The newest model that is free of the data: ``after``, or a later one."""
     descendants: Sequence[Artefact]
     """What descends from the removed samples: made before they were removed."""
     ids_forgotten: bool
@@ -114,25 +115,35 @@ class Case:
 
 def case_of(ledger: Ledger, request_id: str) -> Case:
     """Gather what the ledger tells about a request."""
-    request = ledger.request(request_id)
+    request, events = ledger.request(request_id), ledger.events(request_id)
     versions = {found.number: found for found in ledger.versions()}
-    made = [found for found in versions.values() if request.id in found.requests]
-    after = made[-1] if made else None  # the ones before it were rejected
-    before = versions.get(after.parent) if after and after.parent is not None else None
     artefacts = ledger.artefacts()
-    model, clean = None, set[str]()
-    if after is not None:
-        model = next((a for a in artefacts if a.sha256 == after.sha256), None)
-        clean = set(model.manifests.get(request.client, ())) if model else set()
-    descendants = [
-        artefact
-        for artefact in artefacts
-        if not clean.issuperset(artefact.manifests.get(request.client, ()))
-        and (after is None or artefact.version is None or artefact.version < after.number)
-    ]
-    events = ledger.events(request.id)
-    forgotten = any(event.kind == "ids forgotten" for event in events)
-    return Case(request, events, before, after, model, descendants, forgotten)
+    of_client = [a for a in artefacts if a.manifests.get(request.client)]
+    forgotten = any(event.kind == FORGOTTEN for event in events)
+    if request.state not in ("unlearned", "audited", "closed"):
+        left = [artefact for artefact in of_client if artefact.state != "purged"]
+        return Case(request, events, None, None, None, left, forgotten)
+    # What other requests had removed already needed no version of its own.
+    until = max(event.number for event in events if event.kind == "unlearned")
+    there = (e.subject for e in ledger.events() if e.kind == "version" and e.number < until)
+    known = [versions[int(name.removeprefix("v"))] for name in there]
+    after = next((v for v in reversed(known) if request.id in v.requests), known[-1])
+    models = [a for a in artefacts if a.kind == "model" and (a.version or 0) >= after.number]
+    clean = set(models[0].manifests.get(request.client, ()))
+    return Case(
+        request,
+        events,
+        versions[after.parent] if after.parent is not None else None,
+        after,
+        next((model for model in reversed(models) if model.state == "current"), models[0]),
+        [
+            artefact
+            for artefact in of_client
+            if (artefact.version or 0) < after.number
+            and not clean.issuperset(artefact.manifests[request.client])
+        ],
+        forgotten,
+    )
 
 
 def write_evidence(
@@ -163,8 +174,8 @@ def write_evidence(
         KEY: public_pem(signer),
     }
     model = None
-    if case.after is not None and case.model is not None:
-        model = ModelFile(version=case.after.number, path=case.model.path, sha256=case.after.sha256)
+    if (free := case.model) is not None:
+        model = ModelFile(version=free.version or 0, path=free.path, sha256=free.sha256 or "")
     manifest = Manifest(
         request=case.request.id,
         made_at=made_at,
@@ -289,6 +300,10 @@ def done(case: Case) -> list[str]:
     after, before = case.after, case.before
     if after is None:
         return ["No new model was made yet: the data is still in the one that is used."]
+    if case.request.id not in after.requests:
+        return [
+            f"Other requests had removed this data before: version {after.number} is free of it."
+        ]
     old = "" if before is None else f", which replaces version {before.number}"
     said = [
         f"A new model was made on {_day(after.at)}: version {after.number}{old}. The method is "
@@ -371,7 +386,7 @@ def _collapsed(case: Case) -> bool:
 
 def left_over(case: Case) -> list[str]:
     """Say what is left to do, or beyond the reach of this project."""
-    said = [f"To be deleted: {name}." for name in case.outstanding]
+    said = [f"Made from the data, and still there: {name}." for name in case.outstanding]
     if not case.ids_forgotten:
         said.append("The list of what was asked for is still kept, as long as it is needed.")
     said += [f"{name}." for name in case.request.facts.get("outstanding") or ()]
