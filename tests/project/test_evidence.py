@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 
 from goldfish.cli import app
 from goldfish.errors import ConfigError, GoldfishError, StoreError
-from goldfish.project.evidence import Pack, case_of, headline, verify_evidence, write_evidence
+from goldfish.project.evidence import Pack, case_of, headline, write_evidence
 from goldfish.project.ledger import Ledger
 from goldfish.project.project import Project
 from goldfish.project.signing import is_signed, new_key, read_key, read_public
+from goldfish.project.verification import verify_evidence
 
 IDS = ["patient-0001", "patient-0002"]
 GAP = {"value": 0.005, "low": -0.01, "high": 0.02}
@@ -42,7 +43,7 @@ class Made:
         self.key = folder / "signing.key"
         self.public = new_key(self.key)
         self.add_version(1, ["patient-0003", *IDS], "train")
-        self.ledger.file("clinic", "samples", IDS, reason="article 17")
+        self.ledger.file("clinic", "samples", IDS, reason="article 17 <script>")
         self.ledger.file("other", "samples", ["somebody-else"], reason="a private matter")
 
     def add_version(self, number: int, ids: list[str], by: str, **about: Any) -> None:
@@ -100,7 +101,7 @@ def test_a_finished_request(made: Made) -> None:
     for words in (
         "Done: the model was replaced",
         "clinic asked that 2 samples of its data be removed",
-        "article 17",
+        "article 17 &lt;script&gt;",
         "version 2, which replaces version 1",
         "approximate",
         "right on 96.5 % of the test (before: 97.0 %)",
