@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from tests.project.conftest import MACHINE
+from tests.project.conftest import MACHINE, make_project
 from typer.testing import CliRunner
 
 from goldfish.cli import app
@@ -304,13 +304,18 @@ def test_files_that_come_back_and_files_that_do_not_belong(made: Made) -> None:
     assert found["evidence.json: It is missing from the pack."] == "wrong"
 
 
-def test_the_commands(trained: Project, tmp_path: Path) -> None:
+def test_the_commands(url: str, tmp_path: Path) -> None:
     """A real project: keys, evidence and verify; a changed model and another key are refused."""
-    ids = trained.samples(MACHINE)["client-1"][:3]
-    trained.forget("client-1", samples=ids, machine=MACHINE)
-    list(trained.unlearn(MACHINE))
-    trained.purge()
-    home = trained.folder
+    home = tmp_path / "project"
+    make_project(home).ledger.close()
+    settings = home / "goldfish.toml"
+    settings.write_text(f'ledger = "{url}"\n{settings.read_text()}')
+    with Project.open(home) as project:
+        list(project.train(MACHINE))
+        ids = project.samples(MACHINE)["client-1"][:3]
+        project.forget("client-1", samples=ids, machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        project.purge()
 
     def goldfish(*arguments: str | Path, status: int = 0) -> str:
         done = CliRunner().invoke(app, [str(argument) for argument in arguments])
