@@ -15,6 +15,7 @@ from tests.project.conftest import MACHINE, make_project, write_data
 from goldfish.errors import ConfigError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
+from goldfish.project import lineage
 from goldfish.project.project import Project, _federation
 from goldfish.store import load_checkpoint
 from goldfish.types import Failure, RoundReplies, Task
@@ -159,6 +160,26 @@ def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project
     assert [r.state for r in trained.ledger.requests()] == ["planned"]
     list(trained.unlearn(MACHINE, "retrain"))
     assert trained.current().facts["cost"]["samples"] == 2 * 56
+
+
+def test_the_lineage_says_what_was_made_from_what(trained: Project, tmp_path: Path) -> None:
+    """Sprint goes on from v1; retrain starts anew, without the client that left."""
+    trained.forget("client-1", label=1, machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    trained.purge()
+    trained.forget("client-2", machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    where = "versions/v{}/model.safetensors"
+    assert list(lineage.lines(trained.ledger)) == [
+        "v1: purged; train, from newly initialised weights; of the data of 3 clients; "
+        + where.format(1),
+        "└ v2: quarantined; goldfish-sprint, for R-0001; of the data of 3 clients; "
+        + where.format(2),
+        "v3: current; retrain, from newly initialised weights, for R-0002; of the data of 2 "
+        "clients; " + where.format(3),
+    ]
+    lineage.draw(trained.ledger, tmp_path / "lineage.png")
+    assert (tmp_path / "lineage.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_interrupted_pass_goes_on_with_its_own_requests(trained: Project) -> None:

@@ -270,6 +270,24 @@ def purge(
             say("Nothing descends from removed samples.")
 
 
+@app.command()
+def lineage(
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+    ] = None,
+    project: Folder = HERE,
+) -> None:
+    """Show which model was made from which, for which requests, and what became of it."""
+    from goldfish.project.lineage import draw, lines
+
+    with _open(project) as opened:
+        for line in lines(opened.ledger):
+            say(line)
+        if picture is not None:
+            draw(opened.ledger, picture)
+            say(f"Drawn: {picture}")
+
+
 def _read_ids(path: Path) -> list[str]:
     try:
         lines = path.read_text("utf-8").splitlines()
