@@ -302,6 +302,15 @@ def test_tampering_is_told(tmp_path: Path, statement: str, problem: str) -> None
         assert any(re.search(problem, found) for found in problems), problems
 
 
+def test_a_changed_event_is_not_used(tmp_path: Path) -> None:
+    with _filled(tmp_path / "ledger.db") as ledger:
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+            db.execute("DROP TRIGGER events_no_update")
+            db.execute("UPDATE events SET kind = 'closed' WHERE kind = 'planned'")
+        with pytest.raises(StoreError, match=r"Event 4 of the ledger .* was changed after"):
+            ledger.requests()
+
+
 def test_a_flipped_byte_is_told_or_changes_nothing(tmp_path: Path) -> None:
     """One byte of the file, 150 times: verify says so, or all that can be read is as before."""
     path = tmp_path / "ledger.db"

@@ -513,19 +513,18 @@ class Ledger:
         except SQLAlchemyError as error:
             cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise StoreError(f"The ledger {self.name} cannot be used: {cause}.") from error
-        except OSError as error:
-            raise StoreError(f"The ledger {self.name} cannot be used: {error}.") from error
 
     def _select(self, where: str, values: Mapping[str, Any]) -> list[Event]:
+        """Return events, each as it was written: one that was changed is not used."""
         with self._reading() as db:
             rows = db.execute(text(f"{_SELECT}{where} ORDER BY number"), dict(values)).all()
         events = []
         for row in rows:
             event = _event(row)
-            if event is None:
+            if event is None or chain_digest(event.previous, event.body) != event.digest:
                 raise StoreError(
-                    f"Event {row.number} of the ledger {self.name} was changed: it cannot be read. "
-                    "Restore the ledger from a backup."
+                    f"Event {row.number} of the ledger {self.name} was changed after it was "
+                    "written. Restore the ledger from a backup."
                 )
             events.append(event)
         return events
@@ -644,9 +643,9 @@ def _fits(row: Any, filed: Mapping[str, Any] | None) -> bool:
         digests = sorted(salted_digest(row.salt, value) for value in ids)
     except (ValueError, TypeError, AttributeError):
         return False
-    if filed is None or digests != filed["digests"]:
+    if filed is None or digests != filed.get("digests"):
         return False
-    return bool(row.content == _key(filed["client"], filed["kind"], ids))
+    return bool(row.content == _key(filed.get("client", ""), filed.get("kind", ""), ids))
 
 
 def _checked_content(kind: Kind, content: Sequence[str] | str) -> list[str]:

@@ -176,7 +176,7 @@ def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -
         return Check("model", "not checked", "There was no new model yet when the pack was made.")
     what = f"model v{expected.version}"
     path = model or (project / expected.path if project else None)
-    if path is None or (model is None and not path.exists()):
+    if path is None or (model is None and not path.is_file()):
         return Check(what, "not checked", "Its file is not at hand: give it with --model.")
     try:
         with path.open("rb") as file:
