@@ -270,3 +270,23 @@ def test_data_that_was_deleted_before_the_request_was_handled(
     list(trained.unlearn(MACHINE))
     assert trained.current().made_by == "retrain"
     assert trained.ledger.request("R-0001").state == "audited"
+
+
+def test_auto_retrains_where_the_fast_model_lost_too_much(trained: Project) -> None:
+    """A sprint with a huge step ruins the model; a pass that was killed after it goes on so too."""
+    path = trained.folder / "goldfish.toml"
+    path.write_text(path.read_text() + "[unlearning.goldfish-sprint]\nanneal_step = 200.0\n")
+    with Project.open(trained.folder) as project:
+        project.forget("client-1", samples=ids_of(project, "client-1", 3), machine=MACHINE)
+        for step in project.unlearn(MACHINE):
+            if step.phase == "retrain":
+                break
+        list(project.unlearn(MACHINE))
+        version = project.current()
+        assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
+        lost = (
+            version.facts["before"]["accuracy"]
+            - version.facts["tried"]["goldfish-sprint"]["accuracy"]
+        )
+        assert lost >= 5
+        assert project.ledger.request("R-0001").state == "audited"

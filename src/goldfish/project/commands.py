@@ -189,10 +189,10 @@ def plan(
     )
     for own in advice.estimates:
         if own.refused is not None:
-            say(f"Not {own.method}: {own.refused}")
+            say(f"{own.refused.partition(': train with')[0].rstrip('.')}.")
     for client, shards in found.shards.items():
-        say(f"Removed from {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
-    say(f"Superseded: {', '.join(found.artefacts)}.")
+        say(f"Touched of {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
+    say(f"To be superseded: {', '.join(found.artefacts)}.")
     say(f"Advice: goldfish unlearn --method {advice.method} ({advice.reason}).")
 
 
@@ -221,6 +221,8 @@ def unlearn(
 @app.command()
 def status(project: Folder = HERE) -> None:
     """Show requests, model versions, due dates and what is overdue."""
+    from goldfish.report.formatting import plural
+
     with _open(project) as opened:
         versions, requests = opened.ledger.versions(), opened.ledger.requests()
         if versions:
@@ -240,7 +242,8 @@ def status(project: Folder = HERE) -> None:
         if not versions:
             say("There is no model yet: run 'goldfish train'.")
         elif pending:
-            say(f"{len(pending)} requests wait: 'goldfish plan', then 'goldfish unlearn'.")
+            waiting = plural(len(pending), "request")
+            say(f"Still to be handled: {waiting}. 'goldfish plan', then 'goldfish unlearn'.")
         elif opened.ledger.artefacts("quarantined"):
             say("Old models that know removed samples are still there: 'goldfish purge'.")
         else:
@@ -307,6 +310,8 @@ def _say_version(project: Project, version: Version) -> None:
         f"v{version.number} ({version.made_by}): {_measured(facts['measures'])}. "
         f"It lies in {project.files.version(version.number)}."
     )
+    for tried, measures in facts.get("tried", {}).items():
+        say(f"{tried} was tried first and lost too much: {_measured(measures)}.")
     if "before" in facts:
         say(f"The model before: {_measured(facts['before'])}.")
         say("Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back.")

@@ -42,7 +42,7 @@ from goldfish.project.folder import ProjectFolder, private, remove, sha256_of
 from goldfish.project.holdings import Holdings
 from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
 from goldfish.project.settings import AUTO, ProjectSettings
-from goldfish.results import Cost, Final, Part, Progress
+from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.settings import Settings
 from goldfish.store import KeptHistory, write_whole
 from goldfish.types import DeletionRequest, States
@@ -68,7 +68,20 @@ class _Pass(Part):
     """The whole of ``pass.json``: what a version in the making is to honour, and how."""
 
     method: str
+    auto: bool
+    """It is the fast method, and nobody asked for it by name."""
     requests: list[str]
+    tried: dict[str, Any] | None = None
+    """What the fast method's model scored, where it was not good enough."""
+
+
+@dataclass(frozen=True)
+class _Making:
+    """How a version is made."""
+
+    method: Method[Any]
+    settings: Settings
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -322,67 +335,66 @@ class Project:
     def unlearn(self, machine: Machine, method: str | None = None) -> Iterator[Progress]:
         """Handle all pending requests in one pass and make a new version; yield the progress.
 
-        A pass that was interrupted goes on, with the requests that it began with.
+        A pass that was interrupted goes on, with the requests that it began with. Where "auto" took
+        the fast method, and its model lost too much accuracy, the pass retrains instead.
         """
         with self._working():
             now = self._now(machine)
-            trained, gone = now.trained, now.registry.gone
-            number = len(self.ledger.versions()) + 1
-            rounds = self.files.rounds(number)
-            begun = _Pass.read(rounds.path / BEGUN) if (rounds.path / BEGUN).exists() else None
-            if begun is not None and method not in (None, begun.method):
-                raise ConfigError(
-                    f"v{number} is being made with {begun.method}. Go on without --method, or "
-                    f"delete {rounds.path} to begin anew."
-                )
-            wanted = self.pending()
-            if begun is not None:
-                wanted = [self.ledger.request(request) for request in begun.requests]
-            asked = self._ask(wanted, now)
-            if begun is None:
-                asked = self._without_absent(asked, trained)
-            scenario = now.holdings.scenario(
-                now.holdings.clients(gone), machine.device, asked.requests, asked.of_clients()
-            )
-            way = self._choose(begun.method if begun else method, trained, asked)
-            todo, own = self._plan(way, trained, asked, scenario.test, now.version.number)
-            if begun is None:
-                begun = _Pass(method=way.name, requests=list(asked.by_request))
-                write_whole(rounds.path / BEGUN, begun.model_dump_json())
-            for request in begun.requests:
-                self._advance(request, "running", method=way.name)
+            rounds = self.files.rounds(len(self.ledger.versions()) + 1)
+            begun, asked = self._begin(now, rounds.path, method)
+            held = now.holdings
+            clients = held.clients(now.registry.gone)
+            named = asked.of_clients()
+            scenario = held.scenario(clients, machine.device, asked.requests, named)
             evaluator = Evaluator(scenario, machine.device)
-            work = bind(way.unlearn, own)
-            try:
-                done = yield from recorded_phase(
-                    todo, work, rounds, evaluator, trained.states or {}
+            before = evaluator.measure(now.trained.params, asked.requests)
+            while True:
+                making = self._making(begun.method, now, asked, scenario.test)
+                for request in begun.requests:
+                    self._advance(request, "running", method=begun.method)
+                try:
+                    done = yield from recorded_phase(
+                        making.plan,
+                        bind(making.method.unlearn, making.settings),
+                        rounds,
+                        evaluator,
+                        now.trained.states or {},
+                    )
+                    lost = _lost(making.plan, done, asked)
+                except (ConfigError, DataError, DivergenceError, QuorumError) as error:
+                    self._fail(begun.requests, str(error))
+                    remove(rounds.path)
+                    raise
+                found = evaluator.measure(done.params, asked.requests)
+                if not begun.auto or before.accuracy - found.accuracy < MARGINS.collapse:
+                    break
+                begun = begun.model_copy(
+                    update={"method": EXACT, "auto": False, "tried": _measures(found)}
                 )
-                lost = _lost(todo, done, asked)
-            except (ConfigError, DataError, DivergenceError, QuorumError) as error:
-                self._fail(begun.requests, str(error))
-                remove(rounds.path)
-                raise
+                write_whole(rounds.path / BEGUN, begun.model_dump_json())
+            tried = {"tried": {FAST: begun.tried}} if begun.tried else {}
+            facts = _facts(
+                found,
+                [record.cost for record in done.records],
+                guarantee=making.method.guarantee,
+                notes=list(notes_of(making.method, making.plan, making.settings)),
+                before=_measures(before),
+                **tried,
+            )
             failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
             honoured = [r for r in asked.by_request if r not in failed]
             removed = asked.of_clients(honoured)
+            leaves = [d for d in making.plan.requests if deletion_kind(d) == "client"]
             after = replace(
-                trained_after(todo, done.params, done.memo, []),
+                trained_after(making.plan, done.params, done.memo, []),
                 # What knew removed samples is not kept, and no client has them any more.
                 history={},
-                states=_free(done.states, trained.states or {}, way, removed),
-                honoured=[
-                    d for d in todo.requests if deletion_kind(d) == "client" and d not in lost
-                ],
+                states=_free(done.states, now.trained.states or {}, making.method, removed),
+                honoured=[d for d in leaves if d not in lost],
             )
-            facts = _facts(
-                evaluator.measure(done.params, todo.new),
-                [record.cost for record in done.records],
-                guarantee=way.guarantee,
-                notes=list(notes_of(way, todo, own)),
-                before=_measures(evaluator.measure(trained.params, todo.new)),
-            )
+            gone = now.registry.gone
             free = {client: keys | removed.get(client, set()) for client, keys in gone.items()}
-            self._publish(after, way.name, facts, free, parent=now.version, requests=honoured)
+            self._publish(after, begun.method, facts, free, parent=now.version, requests=honoured)
             for request, reason in failed.items():
                 self._fail([request], reason)
 
@@ -476,37 +488,49 @@ class Project:
             )
         return replace(asked, by_request=left)
 
-    def _choose(self, name: str | None, trained: Trained, asked: Asked) -> Method[Any]:
-        """Return the method of this name, or of the settings; "auto" goes by what is asked."""
-        name = name or self.settings.tables.unlearning.method
-        if name == AUTO:
+    def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked]:
+        """Return the pass that was interrupted, or a new one, and what it is to honour."""
+        path = folder / BEGUN
+        if path.exists():
+            begun = _Pass.read(path)
+            if method not in (None, begun.method):
+                raise ConfigError(
+                    f"{folder.name} is being made with {begun.method}. Go on without --method, or "
+                    f"delete {folder} to begin anew."
+                )
+            return begun, self._ask(list(map(self.ledger.request, begun.requests)), now)
+        asked = self._without_absent(self._ask(self.pending(), now), now.trained)
+        name = method or self.settings.tables.unlearning.method
+        if auto := name == AUTO:
             leaves = any(deletion_kind(request) == "client" for request in asked.requests)
-            name = trained.method or (EXACT if leaves or asked.missing else FAST)
-        return method_named(name)
+            name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
+        begun = _Pass(method=name, auto=auto and name == FAST, requests=list(asked.by_request))
+        self._making(name, now, asked, now.holdings.test)  # or raise, before anything is noted
+        write_whole(path, begun.model_dump_json())
+        return begun, asked
 
-    def _plan(
-        self, way: Method[Any], trained: Trained, asked: Asked, test: TensorExamples, before: int
-    ) -> tuple[Plan, Settings]:
-        """Return what a method needs for a pass, or raise where it cannot do what is asked."""
-        own, tables = self.settings.of_method(way.name), self.settings.tables
-        refuse_training(trained, way, own)
+    def _making(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> _Making:
+        """Return how a method makes the next version; raise where it cannot do what is asked."""
+        method, tables = method_named(name), self.settings.tables
+        own = self.settings.of_method(name)
+        refuse_training(now.trained, method, own)
         todo = unlearning_plan(
-            trained,
+            now.trained,
             asked.requests,
-            way,
+            method,
             own,
             training=tables.training,
             rounds=tables.unlearning.rounds or tables.training.rounds,
-            seed=tables.seed + before,  # each version has draws of its own
+            seed=tables.seed + now.version.number,  # each version has draws of its own
             test=test,
         )
         if asked.missing and todo.askers:
             raise ConfigError(
                 f"{asked.missing} of the samples that are to be forgotten are not in the data any "
-                f"more, and {way.name} must show them to the old model once more. Use a method "
-                "that starts anew: --method retrain."
+                f"more, and {name} must show them to the old model once more. Use a method that "
+                "starts anew: --method retrain."
             )
-        return todo, own
+        return _Making(method, own, todo)
 
     def _advance(self, request: str, state: State, **facts: Any) -> None:
         """Bring a request forward to a state, through those between; never back."""

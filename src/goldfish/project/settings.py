@@ -34,7 +34,7 @@ seed = 0
 [data]
 name = "digits"          # a dataset of 'goldfish data list'
 clients = 5              # among which it is divided
-partition = "dirichlet"  # or iid, uneven, explicit (with manifest = "who-holds-what.json")
+partition = "iid"        # or uneven, dirichlet, explicit (with manifest = "who-holds-what.json")
 
 # Your own images: one folder a class, under train/ and test/ in path.
 # name = "image-folder"
@@ -57,7 +57,8 @@ batch_size = 20
 learning_rate = 0.01
 
 [unlearning]
-method = "auto"          # goldfish-sprint, or retrain where that cannot do it. Or a method's name
+method = "auto"          # goldfish-sprint, or retrain where that cannot do it or costs too much
+                         # accuracy. Or a name of 'goldfish methods'
 
 [requests]
 due_days = 30            # how long you have to answer a request
