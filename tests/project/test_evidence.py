@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from tests.project.conftest import MACHINE
+from tests.project.conftest import MACHINE, make_project
 from typer.testing import CliRunner
 
 from goldfish.cli import app
 from goldfish.errors import ConfigError, GoldfishError, StoreError
-from goldfish.project.evidence import Pack, case_of, headline, verify_evidence, write_evidence
+from goldfish.project.evidence import Pack, case_of, headline, write_evidence
 from goldfish.project.ledger import Ledger
 from goldfish.project.project import Project
 from goldfish.project.signing import is_signed, new_key, read_key, read_public
+from goldfish.project.verification import verify_evidence
 
 IDS = ["patient-0001", "patient-0002"]
 GAP = {"value": 0.005, "low": -0.01, "high": 0.02}
@@ -42,7 +43,7 @@ class Made:
         self.key = folder / "signing.key"
         self.public = new_key(self.key)
         self.add_version(1, ["patient-0003", *IDS], "train")
-        self.ledger.file("clinic", "samples", IDS, reason="article 17")
+        self.ledger.file("clinic", "samples", IDS, reason="article 17 <script>")
         self.ledger.file("other", "samples", ["somebody-else"], reason="a private matter")
 
     def add_version(self, number: int, ids: list[str], by: str, **about: Any) -> None:
@@ -100,7 +101,7 @@ def test_a_finished_request(made: Made) -> None:
     for words in (
         "Done: the model was replaced",
         "clinic asked that 2 samples of its data be removed",
-        "article 17",
+        "article 17 &lt;script&gt;",
         "version 2, which replaces version 1",
         "approximate",
         "right on 96.5 % of the test (before: 97.0 %)",
@@ -126,6 +127,36 @@ def test_a_finished_request(made: Made) -> None:
     signed = (pack.folder / "manifest.json").read_bytes()
     assert (last.kind, last.subject) == ("evidence", "R-0001")
     assert last.facts["manifest"] == hashlib.sha256(signed).hexdigest()
+
+
+def test_a_request_that_others_had_answered_before(made: Made) -> None:
+    made.unlearn()
+    made.ledger.file("clinic", "samples", IDS[:1])
+    for state in ("planned", "running", "unlearned", "audited"):
+        made.ledger.move("R-0003", state)
+    page = (made.pack("R-0003").folder / "index.html").read_text()
+    assert "Other requests had removed this data before: version 2 is free of it." in page
+
+
+def test_a_later_model_takes_the_place_of_the_one_that_was_made(made: Made) -> None:
+    """Version 3 is as free of the data as version 2 was, and is the one at hand."""
+    made.unlearn()
+    made.purge()
+    made.ledger.move_artefact("v2/model", "quarantined")
+    made.add_version(3, [], "retrain", parent=2)
+    made.ledger.move_artefact("v2/model", "purged")
+    pack = made.pack()
+    checks = verify_evidence(pack.folder, project=made.folder)
+    assert [c.state for c in checks if c.what == "model v3"] == ["right"]
+    assert "version 2, which replaces version 1" in (pack.folder / "index.html").read_text()
+
+
+def test_a_rejected_model_is_none(made: Made) -> None:
+    made.unlearn()
+    made.ledger.move("R-0001", "failed", reason="v2 was rejected")
+    page = (made.pack().folder / "index.html").read_text()
+    assert "Not done: v2 was rejected." in page
+    assert "No new model was made yet" in page
 
 
 def test_a_pack_says_what_it_could_not_check(made: Made) -> None:
@@ -273,13 +304,18 @@ def test_files_that_come_back_and_files_that_do_not_belong(made: Made) -> None:
     assert found["evidence.json: It is missing from the pack."] == "wrong"
 
 
-def test_the_commands(trained: Project, tmp_path: Path) -> None:
+def test_the_commands(url: str, tmp_path: Path) -> None:
     """A real project: keys, evidence and verify; a changed model and another key are refused."""
-    ids = trained.samples(MACHINE)["client-1"][:3]
-    trained.forget("client-1", samples=ids, machine=MACHINE)
-    list(trained.unlearn(MACHINE))
-    trained.purge()
-    home = trained.folder
+    home = tmp_path / "project"
+    make_project(home).ledger.close()
+    settings = home / "goldfish.toml"
+    settings.write_text(f'ledger = "{url}"\n{settings.read_text()}')
+    with Project.open(home) as project:
+        list(project.train(MACHINE))
+        ids = project.samples(MACHINE)["client-1"][:3]
+        project.forget("client-1", samples=ids, machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        project.purge()
 
     def goldfish(*arguments: str | Path, status: int = 0) -> str:
         done = CliRunner().invoke(app, [str(argument) for argument in arguments])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pwd
 import random
 import re
-import shutil
 import sqlite3
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -23,64 +20,9 @@ from sqlalchemy.exc import DBAPIError
 from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.project import database
 from goldfish.project.chain import FIRST, body_digest, chain_digest, salted_digest
-from goldfish.project.ledger import NEXT, Ledger, State
+from goldfish.project.ledger import FORGOTTEN, NEXT, Ledger, State
 
 WAY: tuple[State, ...] = ("planned", "running", "unlearned", "audited", "closed")
-
-
-def _server_programs() -> Path | None:
-    """Return the folder of the newest PostgreSQL server of this machine."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    on_path = shutil.which("initdb")
-    return found[-1].parent if found else Path(on_path).parent if on_path else None
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[Path]:
-    """A PostgreSQL server on a Unix socket in a folder of its own; it refuses to run as root."""
-    programs = _server_programs()
-    if programs is None:
-        pytest.skip("There is no PostgreSQL server here (Debian: apt-get install postgresql).")
-    as_user: list[str] = []
-    folder = Path(tempfile.mkdtemp(prefix="goldfish-pg-", dir="/tmp"))
-    try:
-        if os.geteuid() == 0:
-            names = {entry.pw_name for entry in pwd.getpwall()}
-            user = "postgres" if "postgres" in names else "nobody"
-            if shutil.which("runuser") is None:
-                pytest.skip("PostgreSQL does not run as root, and there is no runuser here.")
-            as_user = ["runuser", "-u", user, "--"]
-            shutil.chown(folder, user)
-        data = folder / "data"
-
-        def call(program: str, *arguments: str) -> None:
-            command = [*as_user, str(programs / program), "-D", str(data), *arguments]
-            subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-
-        call("initdb", "-U", "goldfish", "-A", "trust", "--no-sync", "--no-instructions")
-        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
-        call("pg_ctl", "-w", "-l", str(folder / "log"), "-o", options, "start")
-        try:
-            yield folder
-        finally:
-            call("pg_ctl", "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of a new, empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'ledger.db'}"
-    import psycopg
-
-    folder = request.getfixturevalue("postgres")
-    name = f"t{abs(hash(str(tmp_path))):x}"
-    about = f"host={folder} user=goldfish dbname=postgres"
-    with closing(psycopg.connect(about, autocommit=True)) as server:
-        server.execute(f"CREATE DATABASE {name}")
-    return f"postgresql://goldfish@/{name}?host={folder}"
 
 
 @pytest.fixture
@@ -277,7 +219,7 @@ def test_forgotten_ids_are_in_no_file(tmp_path: Path) -> None:
         ledger.forget_ids("R-0001", "R-0002")
         assert found() == set()
         assert ledger.verify() == []
-        forgotten = [event.subject for event in ledger.events() if event.kind == "ids forgotten"]
+        forgotten = [event.subject for event in ledger.events() if event.kind == FORGOTTEN]
         assert len(forgotten) == len(set(forgotten)) == 11
         modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "p").iterdir()}
         assert modes == {0o600}
@@ -290,12 +232,15 @@ def test_forgetting_says_when_a_reader_holds_the_ids_back(
     monkeypatch.setattr(database, "WAIT_S", 0.1)
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         ledger.file("clinic", "samples", ["secret"])
-        with closing(sqlite3.connect(tmp_path / "ledger.db")) as reader:
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM contents").fetchall()
             with pytest.raises(StoreError, match="another process reads the ledger"):
                 ledger.forget_ids("R-0001")
-        ledger.forget_ids("R-0001")
+        assert FORGOTTEN not in [event.kind for event in ledger.events()]
+        for _ in range(2):
+            ledger.forget_ids("R-0001")
+        assert [event.kind for event in ledger.events()].count(FORGOTTEN) == 1
         assert not any(b"secret" in path.read_bytes() for path in tmp_path.iterdir())
 
 
@@ -346,7 +291,7 @@ def test_tampering_is_told(tmp_path: Path, statement: str, problem: str) -> None
     with _filled(tmp_path / "ledger.db") as ledger:
         head = (ledger.events()[-1].number, ledger.events()[-1].digest)
         assert ledger.verify(head) == []
-        with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
             found = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
             triggers = dict(found.fetchall())
             for name in triggers:
@@ -355,6 +300,15 @@ def test_tampering_is_told(tmp_path: Path, statement: str, problem: str) -> None
         problems = ledger.verify(head)
         assert "The triggers that keep the ledger append-only are gone." in problems
         assert any(re.search(problem, found) for found in problems), problems
+
+
+def test_a_changed_event_is_not_used(tmp_path: Path) -> None:
+    with _filled(tmp_path / "ledger.db") as ledger:
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+            db.execute("DROP TRIGGER events_no_update")
+            db.execute("UPDATE events SET kind = 'closed' WHERE kind = 'planned'")
+        with pytest.raises(StoreError, match=r"Event 4 of the ledger .* was changed after"):
+            ledger.requests()
 
 
 def test_a_flipped_byte_is_told_or_changes_nothing(tmp_path: Path) -> None:
@@ -411,6 +365,36 @@ def test_eight_processes_file_a_thousand_requests_at_once(url: str) -> None:
         shared = [f'shared ["{n}"]' for n in range(0, 125, 25)]
         assert sorted(named) == sorted(own + shared)
         assert ledger.verify() == []
+
+
+def _file_and_tell(path: Path, told: Connection) -> None:
+    with Ledger.open(path) as ledger:
+        for number in range(10_000):
+            told.send(ledger.file("clinic", "samples", [f"{os.getpid()}-{number}"]).id)
+
+
+def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
+    """A process that files is killed six times, at any moment: nothing is lost or half-written."""
+    path, told, processes = tmp_path / "ledger.db", list[str](), get_context("fork")
+    for seed in range(6):
+        ours, theirs = processes.Pipe(duplex=False)
+        process = processes.Process(target=_file_and_tell, args=(path, theirs))
+        process.start()
+        theirs.close()
+        told.append(ours.recv())
+        process.join(random.Random(seed).uniform(0.0, 0.1))
+        process.kill()
+        process.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                told.append(ours.recv())
+        ours.close()
+        process.close()
+    with Ledger.open(path) as ledger:
+        assert ledger.verify() == []
+        filed = [request.id for request in ledger.requests()]
+        assert len(filed) == len(set(filed)) <= len(told) + 6
+        assert set(told) <= set(filed)
 
 
 def test_a_ledger_of_schema_1_is_brought_up_to_date(

@@ -1,4 +1,4 @@
-"""Evidence packs: what was asked, done, found and left of one request, signed; and their check.
+"""Evidence packs: what was asked, done, found and left of one request, signed.
 
 A pack is a folder and a zip of the same files. ``manifest.json`` holds the digest of every other
 file and is what the key signs. No sample, sample id or label is in a pack: ids are salted digests,
@@ -14,8 +14,7 @@ import os
 import platform
 import shutil
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,14 +22,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from goldfish.errors import ConfigError, StoreError
-from goldfish.project.chain import Event, body_digest, chain_problems
-from goldfish.project.ledger import Artefact, Ledger, Request, Version
-from goldfish.project.signing import fingerprint, is_signed, public_pem, read_key, read_public
-from goldfish.report.formatting import listing, percent, plural
-from goldfish.results import MARGINS, Memory, Part, in_words
+from goldfish.errors import StoreError
+from goldfish.project.chain import Event
+from goldfish.project.ledger import FORGOTTEN, Artefact, Ledger, Request, Version
+from goldfish.project.signing import fingerprint, public_pem, read_key
+from goldfish.report.formatting import percent, plural
+from goldfish.results import MARGINS, Memory, Part
 from goldfish.version import __version__
 
 PAGE, FACTS, EVENTS, KEY = "index.html", "evidence.json", "ledger.jsonl", "key.pub"
@@ -38,8 +35,6 @@ MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 SOFTWARE = ("torch", "numpy", "sqlalchemy", "cryptography", "flwr")
 FEW = 30
 """Of fewer removed samples, the membership test can tell little."""
-LARGEST = 1 << 28
-"""A pack of more bytes is not read: no honest one comes near."""
 
 
 class ModelFile(Part):
@@ -79,15 +74,6 @@ class Pack:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing that a verification looked at."""
-
-    what: str
-    state: Literal["right", "wrong", "not checked"]
-    detail: str
-
-
-@dataclass(frozen=True)
 class Case:
     """All that the ledger tells about one request."""
 
@@ -96,6 +82,7 @@ class Case:
     before: Version | None
     after: Version | None
     model: Artefact | None
+    """The newest model that is free of the data: ``after``, or a later one."""
     descendants: Sequence[Artefact]
     """What descends from the removed samples: made before they were removed."""
     ids_forgotten: bool
@@ -114,25 +101,35 @@ class Case:
 
 def case_of(ledger: Ledger, request_id: str) -> Case:
     """Gather what the ledger tells about a request."""
-    request = ledger.request(request_id)
+    request, events = ledger.request(request_id), ledger.events(request_id)
     versions = {found.number: found for found in ledger.versions()}
-    made = [found for found in versions.values() if request.id in found.requests]
-    after = made[-1] if made else None  # the ones before it were rejected
-    before = versions.get(after.parent) if after and after.parent is not None else None
     artefacts = ledger.artefacts()
-    model, clean = None, set[str]()
-    if after is not None:
-        model = next((a for a in artefacts if a.sha256 == after.sha256), None)
-        clean = set(model.manifests.get(request.client, ())) if model else set()
-    descendants = [
-        artefact
-        for artefact in artefacts
-        if not clean.issuperset(artefact.manifests.get(request.client, ()))
-        and (after is None or artefact.version is None or artefact.version < after.number)
-    ]
-    events = ledger.events(request.id)
-    forgotten = any(event.kind == "ids forgotten" for event in events)
-    return Case(request, events, before, after, model, descendants, forgotten)
+    of_client = [a for a in artefacts if a.manifests.get(request.client)]
+    forgotten = any(event.kind == FORGOTTEN for event in events)
+    if request.state not in ("unlearned", "audited", "closed"):
+        left = [artefact for artefact in of_client if artefact.state != "purged"]
+        return Case(request, events, None, None, None, left, forgotten)
+    # What other requests had removed already needed no version of its own.
+    until = max(event.number for event in events if event.kind == "unlearned")
+    there = (e.subject for e in ledger.events() if e.kind == "version" and e.number < until)
+    known = [versions[int(name.removeprefix("v"))] for name in there]
+    after = next((v for v in reversed(known) if request.id in v.requests), known[-1])
+    models = [a for a in artefacts if a.kind == "model" and (a.version or 0) >= after.number]
+    clean = set(models[0].manifests.get(request.client, ()))
+    return Case(
+        request,
+        events,
+        versions[after.parent] if after.parent is not None else None,
+        after,
+        next((model for model in reversed(models) if model.state == "current"), models[0]),
+        [
+            artefact
+            for artefact in of_client
+            if (artefact.version or 0) < after.number
+            and not clean.issuperset(artefact.manifests[request.client])
+        ],
+        forgotten,
+    )
 
 
 def write_evidence(
@@ -163,8 +160,8 @@ def write_evidence(
         KEY: public_pem(signer),
     }
     model = None
-    if case.after is not None and case.model is not None:
-        model = ModelFile(version=case.after.number, path=case.model.path, sha256=case.after.sha256)
+    if (free := case.model) is not None:
+        model = ModelFile(version=free.version or 0, path=free.path, sha256=free.sha256 or "")
     manifest = Manifest(
         request=case.request.id,
         made_at=made_at,
@@ -173,12 +170,12 @@ def write_evidence(
         model=model,
         purged=case.purged,
         head=head,
-        files={name: _sha256(data) for name, data in content.items()},
+        files={name: sha256(data) for name, data in content.items()},
     )
     content[MANIFEST] = (manifest.model_dump_json(indent=1) + "\n").encode()
     content[SIGNATURE] = (signer.sign(content[MANIFEST]).hex() + "\n").encode()
     pack = _write(out / f"{case.request.id}-{head[0]}", content)
-    ledger.record("evidence", {"manifest": _sha256(content[MANIFEST]), "key": name}, request_id)
+    ledger.record("evidence", {"manifest": sha256(content[MANIFEST]), "key": name}, request_id)
     return pack
 
 
@@ -289,6 +286,10 @@ def done(case: Case) -> list[str]:
     after, before = case.after, case.before
     if after is None:
         return ["No new model was made yet: the data is still in the one that is used."]
+    if case.request.id not in after.requests:
+        return [
+            f"Other requests had removed this data before: version {after.number} is free of it."
+        ]
     old = "" if before is None else f", which replaces version {before.number}"
     said = [
         f"A new model was made on {_day(after.at)}: version {after.number}{old}. The method is "
@@ -371,7 +372,7 @@ def _collapsed(case: Case) -> bool:
 
 def left_over(case: Case) -> list[str]:
     """Say what is left to do, or beyond the reach of this project."""
-    said = [f"To be deleted: {name}." for name in case.outstanding]
+    said = [f"Made from the data, and still there: {name}." for name in case.outstanding]
     if not case.ids_forgotten:
         said.append("The list of what was asked for is still kept, as long as it is needed.")
     said += [f"{name}." for name in case.request.facts.get("outstanding") or ()]
@@ -415,7 +416,8 @@ def _day(time: datetime) -> str:
 # Files
 
 
-def _sha256(content: bytes) -> str:
+def sha256(content: bytes) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -455,189 +457,3 @@ def _write_file(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-# Verification
-
-
-def verify_evidence(
-    pack: Path,
-    *,
-    key: Path | None = None,
-    model: Path | None = None,
-    project: Path | None = None,
-    ledger: str | Path | None = None,
-) -> list[Check]:
-    """Check a pack, a folder or a zip, and say of each thing whether it is right.
-
-    Without anything else, the pack is checked in itself: signature, digests, chain. ``key`` is the
-    public key that must have signed it, ``model`` the model file. A ``project`` folder and the
-    ``ledger`` at an address (as of :meth:`Ledger.open`) are compared with what the pack says.
-    """
-    content = _read(pack)
-    missing = [name for name in (MANIFEST, SIGNATURE, KEY) if name not in content]
-    if missing:
-        return [Check("pack", "wrong", f"{listing(missing)} is not in it.")]
-    checks = list(_check_signature(content, key))
-    try:
-        manifest = Manifest.model_validate_json(content[MANIFEST])
-    except ValidationError as error:
-        return [*checks, Check(MANIFEST, "wrong", f"It cannot be read: {in_words(error)}.")]
-    checks += _check_files(content, manifest)
-    checks += _check_chain(content.get(EVENTS, b""), manifest)
-    checks.append(_check_model(manifest, model, project))
-    checks += _check_project(manifest, project, ledger)
-    return checks
-
-
-def _read(pack: Path) -> dict[str, bytes]:
-    """Return the files of a pack by their names."""
-    if not pack.exists():
-        raise ConfigError(f"There is no evidence pack {pack}.")
-    try:
-        if pack.is_dir():
-            if sum(path.stat().st_size for path in pack.iterdir()) > LARGEST:
-                raise ValueError("it is too large for an evidence pack")  # noqa: TRY301
-            return {path.name: path.read_bytes() for path in pack.iterdir()}
-        with zipfile.ZipFile(pack) as archive:
-            members = {Path(member.filename).name: member for member in archive.infolist()}
-            if len(members) < len(archive.infolist()):
-                raise ValueError("two of its files have one name")  # noqa: TRY301
-            if sum(member.file_size for member in members.values()) > LARGEST:
-                raise ValueError("it is too large for an evidence pack")  # noqa: TRY301
-            return {name: archive.read(member) for name, member in members.items()}
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise StoreError(f"{pack} is damaged and cannot be read: {error}.") from error
-
-
-def _check_signature(content: Mapping[str, bytes], key: Path | None) -> Iterator[Check]:
-    try:
-        own = read_public(content[KEY], KEY)
-        signature = bytes.fromhex(content[SIGNATURE].decode().strip())
-    except (ConfigError, ValueError) as error:
-        yield Check("signature", "wrong", f"{KEY} or {SIGNATURE} cannot be read: {error}")
-        return
-    name = fingerprint(own)
-    if key is None:
-        whose = Check(
-            "whose key",
-            "not checked",
-            f"The pack brings its own key, {name}. Compare it with the one that the signer gave "
-            "you, or give that one with --key.",
-        )
-    else:
-        expected = read_public(_bytes(key), str(key))
-        same = fingerprint(expected) == name
-        told = f"It was signed with the key {name}"
-        whose = Check(
-            "whose key",
-            "right" if same else "wrong",
-            f"{told}." if same else f"{told}, and not with {fingerprint(expected)} of {key}.",
-        )
-    yield whose
-    if is_signed(own, signature, content[MANIFEST]):
-        yield Check("signature", "right", f"{MANIFEST} is as it was signed.")
-    else:
-        yield Check(
-            "signature", "wrong", f"{MANIFEST}, {SIGNATURE} or {KEY} was changed after signing."
-        )
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
-
-
-def _check_files(content: Mapping[str, bytes], manifest: Manifest) -> Iterator[Check]:
-    wrong = False
-    for name, digest in manifest.files.items():
-        if name not in content:
-            wrong = True
-            yield Check(name, "wrong", "It is missing from the pack.")
-        elif _sha256(content[name]) != digest:
-            wrong = True
-            yield Check(name, "wrong", "It was changed: its SHA-256 is another.")
-    for name in sorted(content.keys() - manifest.files.keys() - {MANIFEST, SIGNATURE}):
-        wrong = True
-        yield Check(name, "wrong", "It does not belong to the pack.")
-    if not wrong:
-        yield Check("files", "right", f"{len(manifest.files)} files have their SHA-256.")
-
-
-def _check_chain(lines: bytes, manifest: Manifest) -> Iterator[Check]:
-    """Check that the events in the pack are one chain, up to the event that the manifest names."""
-    links: list[tuple[int, str, str, str]] = []
-    told = 0
-    try:
-        for line in lines.splitlines():
-            event = json.loads(line)
-            if "body" in event:
-                body = str(event["body"])
-            else:
-                told += 1
-                parts = (event[name] for name in ("number", "at", "kind", "subject", "facts"))
-                body = body_digest(*parts)
-            links.append((int(event["number"]), body, event["previous"], event["digest"]))
-        problems = list(chain_problems(links))
-    except (ValueError, KeyError, TypeError) as error:
-        yield Check("ledger entries", "wrong", f"{EVENTS} cannot be read: {error}.")
-        return
-    end = (links[-1][0], links[-1][3]) if links else (0, "")
-    if end != manifest.head:
-        problems.append(f"They end with event {end[0]}, and not with {manifest.head[0]} as signed.")
-    for problem in problems:
-        yield Check("ledger entries", "wrong", problem)
-    if not problems:
-        others = f"; of {len(links) - told} about other requests it has only the digests"
-        whole = f"{len(links)} events are one chain{others if told < len(links) else ''}."
-        yield Check("ledger entries", "right", whole)
-
-
-def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -> Check:
-    """Check the model file, if it is at hand."""
-    expected = manifest.model
-    if expected is None:
-        return Check("model", "not checked", "There was no new model yet when the pack was made.")
-    what = f"model v{expected.version}"
-    path = model or (project / expected.path if project else None)
-    if path is None or (model is None and not path.exists()):
-        return Check(what, "not checked", "Its file is not at hand: give it with --model.")
-    try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
-    if found == expected.sha256:
-        return Check(what, "right", f"{path} has the SHA-256 of the pack.")
-    return Check(what, "wrong", f"{path} is not the model of the pack: its SHA-256 is another.")
-
-
-def _check_project(
-    manifest: Manifest, project: Path | None, ledger: str | Path | None
-) -> Iterator[Check]:
-    """Check what the pack says of a project that is at hand: its ledger, what it deleted."""
-    what = "project's ledger"
-    if ledger is None:
-        yield Check(what, "not checked", "It is not at hand: give --project.")
-    else:
-        try:
-            with Ledger.open(ledger, create=False) as opened:
-                problems = opened.verify(manifest.head)
-        except StoreError as error:
-            problems = [str(error)]
-        for problem in problems:
-            yield Check(what, "wrong", problem)
-        if not problems:
-            yield Check(what, "right", "Its events are one chain, and the pack's are among them.")
-    if project is None:
-        if manifest.purged:
-            yield Check("deleted files", "not checked", "The project is not at hand.")
-        return
-    back = [name for name in manifest.purged if (project / name).exists()]
-    for name in back:
-        yield Check("deleted files", "wrong", f"{name} is there again.")
-    if manifest.purged and not back:
-        gone = plural(len(manifest.purged), "file or folder")
-        yield Check("deleted files", "right", f"Not there any more: {gone}.")

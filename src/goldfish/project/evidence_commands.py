@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from goldfish.errors import ConfigError
+from goldfish.errors import ConfigError, plain
 from goldfish.project import FILE, LEDGER, find_project
 from goldfish.terminal import console, say
 
@@ -81,7 +81,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check an evidence pack offline, and say what is right, wrong, or could not be checked."""
-    from goldfish.project.evidence import verify_evidence
+    from goldfish.project.verification import verify_evidence
 
     home = find_project(project or pack.parent)
     if project is not None and home is None:
@@ -91,7 +91,7 @@ def verify(
     styles = {"right": "green", "wrong": "bold red", "not checked": "yellow"}
     for check in found:
         console.print(f"{check.state:<12}", style=styles[check.state], end="")
-        say(f"{check.what}: {check.detail}")
+        say(plain(f"{check.what}: {check.detail}"))  # a pack may come from a stranger
     if any(check.state == "wrong" for check in found):
         say("Do not rely on this pack.")
         raise typer.Exit(1)

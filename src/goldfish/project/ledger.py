@@ -59,7 +59,7 @@ NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
 }
 """Where an artefact may go from each state: a quarantined one comes back if it was a mistake."""
 DUE_DAYS = 30
-MANIFEST_KEY = "manifest key"
+MANIFEST_KEY, FORGOTTEN = "manifest key", "ids forgotten"
 
 _SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
 _INSERT = text(
@@ -68,6 +68,7 @@ _INSERT = text(
 _HEAD = text("SELECT number, digest FROM events ORDER BY number DESC LIMIT 1")
 _LAST_FILED = text("SELECT subject FROM events WHERE kind = 'filed' ORDER BY number DESC LIMIT 1")
 _SAME = text("SELECT request FROM contents WHERE content = :key ORDER BY request")
+_FORGET = text("DELETE FROM contents WHERE request = :request")
 _KEEP = text("INSERT INTO contents VALUES (:request, :filed, :key, :salt, :ids)")
 
 
@@ -291,17 +292,17 @@ class Ledger:
     def forget_ids(self, *request_ids: str) -> None:
         """Delete what requests name, and their salts, so that no byte of it stays on the disk.
 
-        On PostgreSQL the server's write-ahead log and backups keep it as long as they are kept.
+        After a kill, call it once more. On PostgreSQL the server's write-ahead log and backups keep
+        the ids for as long as they are kept.
         """
         with self.together() as db:
-            for request_id in map(str, request_ids):
-                gone = db.execute(
-                    text("DELETE FROM contents WHERE request = :request"),
-                    {"request": self.request(request_id).id},
-                )
-                if gone.rowcount:
-                    self._append("ids forgotten", request_id, {})
+            for request_id in request_ids:
+                db.execute(_FORGET, {"request": self.request(request_id).id})
         self._sweep()
+        with self.together():  # only now: a process that is killed before this sweeps again
+            for request_id in request_ids:
+                if not any(event.kind == FORGOTTEN for event in self.events(request_id)):
+                    self._append(FORGOTTEN, request_id, {})
 
     # Versions and artefacts
 
@@ -406,7 +407,7 @@ class Ledger:
 
     def record(self, kind: str, facts: Mapping[str, Any], subject: str = "") -> Event:
         """Append any other event: trained, purged, imported. Facts name no sample."""
-        taken = {"filed", "version", "artefact", *NEXT, *NEXT_ARTEFACT}
+        taken = {"opened", "filed", "version", "artefact", FORGOTTEN, *NEXT, *NEXT_ARTEFACT}
         if kind in taken:
             raise ConfigError(f"Events of kind {kind!r} are written by a call of their own.")
         with self.together():
@@ -512,19 +513,18 @@ class Ledger:
         except SQLAlchemyError as error:
             cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise StoreError(f"The ledger {self.name} cannot be used: {cause}.") from error
-        except OSError as error:
-            raise StoreError(f"The ledger {self.name} cannot be used: {error}.") from error
 
     def _select(self, where: str, values: Mapping[str, Any]) -> list[Event]:
+        """Return events, each as it was written: one that was changed is not used."""
         with self._reading() as db:
             rows = db.execute(text(f"{_SELECT}{where} ORDER BY number"), dict(values)).all()
         events = []
         for row in rows:
             event = _event(row)
-            if event is None:
+            if event is None or chain_digest(event.previous, event.body) != event.digest:
                 raise StoreError(
-                    f"Event {row.number} of the ledger {self.name} was changed: it cannot be read. "
-                    "Restore the ledger from a backup."
+                    f"Event {row.number} of the ledger {self.name} was changed after it was "
+                    "written. Restore the ledger from a backup."
                 )
             events.append(event)
         return events
@@ -643,9 +643,9 @@ def _fits(row: Any, filed: Mapping[str, Any] | None) -> bool:
         digests = sorted(salted_digest(row.salt, value) for value in ids)
     except (ValueError, TypeError, AttributeError):
         return False
-    if filed is None or digests != filed["digests"]:
+    if filed is None or digests != filed.get("digests"):
         return False
-    return bool(row.content == _key(filed["client"], filed["kind"], ids))
+    return bool(row.content == _key(filed.get("client", ""), filed.get("kind", ""), ids))
 
 
 def _checked_content(kind: Kind, content: Sequence[str] | str) -> list[str]:
