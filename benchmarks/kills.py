@@ -3,7 +3,7 @@
     python benchmarks/kills.py --points 200
 
 A small project goes its way again and again. Each command is started in a process of
-its own and killed (``kill -9``) after a random part of the time that it takes, three times, and
+its own and killed (``kill -9``) after a random part of the time that it takes, a few times, and
 then left to its end. After every kill the ledger must verify, every version that it names must be
 whole, and no request may be in two versions. At each end the models must have the bits of a project
 that was never killed.
@@ -36,8 +36,6 @@ SMALLER = (
     ('name = "lenet5"', 'name = "mlp"'),
     ("rounds = 10", "rounds = 3"),
 )
-KILLS = 3
-"""Of each command, before it is left to its end."""
 STEPS: dict[str, Callable[[Project], object]] = {
     "train": lambda project: list(project.train(MACHINE)),
     "unlearn": lambda project: list(project.unlearn(MACHINE)),
@@ -148,7 +146,7 @@ def new(folder: Path) -> Path:
     return folder
 
 
-def main(points: int, seed: int) -> None:
+def main(points: int, each: int, seed: int) -> None:
     """Kill, look, go on, until there were so many kills."""
     draw = random.Random(seed)
     killed = dict.fromkeys(STEPS, 0)
@@ -168,7 +166,7 @@ def main(points: int, seed: int) -> None:
             for step in STEPS:
                 if step == "unlearn":
                     in_child(ask, folder)
-                for _ in range(KILLS):
+                for _ in range(each):
                     if step == "unlearn" and not in_child(pending, folder):
                         break  # the kill came after the end
                     killed[step] += kill(folder, step, draw.uniform(0, seconds[step]))
@@ -202,6 +200,7 @@ def closed(folder: Path) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Kill a project at random points.")
     parser.add_argument("--points", type=int, default=200, help="How many kills.")
+    parser.add_argument("--each", type=int, default=3, help="Kills of a command before its end.")
     parser.add_argument("--seed", type=int, default=0, help="Of the random points.")
     options = parser.parse_args()
-    main(options.points, options.seed)
+    main(options.points, options.each, options.seed)
