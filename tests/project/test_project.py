@@ -272,10 +272,16 @@ def test_data_that_was_deleted_before_the_request_was_handled(
     assert trained.ledger.request("R-0001").state == "audited"
 
 
-def test_auto_retrains_where_the_fast_model_lost_too_much(trained: Project) -> None:
-    """A sprint with a huge step ruins the model; a pass that was killed after it goes on so too."""
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [("anneal_step = 200.0", "accuracy"), ("sprint_step = 1e30", "failed")],
+)
+def test_auto_retrains_where_the_fast_method_is_not_good_enough(
+    trained: Project, setting: str, found: str
+) -> None:
+    """A huge step ruins its model, or ends it; a pass that was killed after it goes on so too."""
     path = trained.folder / "goldfish.toml"
-    path.write_text(path.read_text() + "[unlearning.goldfish-sprint]\nanneal_step = 200.0\n")
+    path.write_text(f"{path.read_text()}\n[unlearning.goldfish-sprint]\n{setting}\n")
     with Project.open(trained.folder) as project:
         project.forget("client-1", samples=ids_of(project, "client-1", 3), machine=MACHINE)
         for step in project.unlearn(MACHINE):
@@ -284,9 +290,5 @@ def test_auto_retrains_where_the_fast_model_lost_too_much(trained: Project) -> N
         list(project.unlearn(MACHINE))
         version = project.current()
         assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
-        lost = (
-            version.facts["before"]["accuracy"]
-            - version.facts["tried"]["goldfish-sprint"]["accuracy"]
-        )
-        assert lost >= 5
+        assert found in version.facts["tried"]["goldfish-sprint"]
         assert project.ledger.request("R-0001").state == "audited"

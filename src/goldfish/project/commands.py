@@ -313,7 +313,8 @@ def _say_version(project: Project, version: Version) -> None:
         f"It lies in {project.files.version(version.number)}."
     )
     for tried, measures in facts.get("tried", {}).items():
-        say(f"{tried} was tried first and lost too much: {_measured(measures)}.")
+        why = measures.get("failed") or f"it lost too much: {_measured(measures)}."
+        say(f"{tried} was tried first, and {why}")
     if "before" in facts:
         say(f"The model before: {_measured(facts['before'])}.")
         say("Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back.")

@@ -72,7 +72,7 @@ class _Pass(Part):
     """It is the fast method, and nobody asked for it by name."""
     requests: list[str]
     tried: dict[str, Any] | None = None
-    """What the fast method's model scored, where it was not good enough."""
+    """What the fast method's model scored, where that was not good enough, or why it failed."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ class Project:
         """Handle all pending requests in one pass and make a new version; yield the progress.
 
         A pass that was interrupted goes on, with the requests that it began with. Where "auto" took
-        the fast method, and its model lost too much accuracy, the pass retrains instead.
+        the fast method, and it failed or its model lost too much accuracy, the pass retrains.
         """
         with self._working():
             now = self._now(machine)
@@ -363,24 +363,25 @@ class Project:
                     )
                     lost = _lost(making.plan, done, asked)
                 except (ConfigError, DataError, DivergenceError, QuorumError) as error:
-                    self._fail(begun.requests, str(error))
-                    remove(rounds.path)
-                    raise
-                found = evaluator.measure(done.params, asked.requests)
-                if not begun.auto or base - found.accuracy < MARGINS.collapse:
-                    break
-                begun = begun.model_copy(
-                    update={"method": EXACT, "auto": False, "tried": _measures(found)}
-                )
+                    if not begun.auto:
+                        self._fail(begun.requests, str(error))
+                        remove(rounds.path)
+                        raise
+                    tried = {"failed": str(error)}
+                else:
+                    found = evaluator.measure(done.params, asked.requests)
+                    if not begun.auto or base - found.accuracy < MARGINS.collapse:
+                        break
+                    tried = _measures(found)
+                begun = begun.model_copy(update={"method": EXACT, "auto": False, "tried": tried})
                 write_whole(rounds.path / BEGUN, begun.model_dump_json())
-            tried = {"tried": {FAST: begun.tried}} if begun.tried else {}
             facts = _facts(
                 found,
                 [record.cost for record in done.records],
                 guarantee=making.method.guarantee,
                 notes=list(notes_of(making.method, making.plan, making.settings)),
                 before=_measures(before),
-                **tried,
+                tried={FAST: begun.tried} if begun.tried else {},
             )
             failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
             honoured = [r for r in asked.by_request if r not in failed]
