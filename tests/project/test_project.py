@@ -88,33 +88,35 @@ def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path
     assert trained.ledger.verify() == []
 
 
-def test_after_a_purge_nothing_of_removed_samples_is_in_the_folder(
-    trained: Project, tmp_path: Path
-) -> None:
-    """Neither id nor pixels of a sample, nor a model that knew it; the request is closed."""
-    removed = ids_of(trained, "client-1", 3)
-    trained.forget("client-1", samples=removed, machine=MACHINE)
-    old = (trained.files.model(1)).read_bytes()
-    list(trained.unlearn(MACHINE))
-    assert [a.path for a in trained.purge(dry_run=True)] == ["versions/v1/model.safetensors"]
-    assert trained.files.version(1).exists()
-    trained.purge()
-    assert [r.state for r in trained.ledger.requests()] == ["closed"]
-    assert [a.state for a in trained.ledger.artefacts()] == ["purged", "current"]
-    assert trained.purge() == []
-    trained.ledger.close()
-
+def test_after_a_purge_nothing_of_removed_samples_is_in_the_folder(tmp_path: Path) -> None:
+    """Neither id nor pixels of a sample, nor a model or update that knew it."""
+    more = '[unlearning]\nkeep_for = ["fed-eraser"]'
+    with make_project(tmp_path / "project", more) as project:
+        list(project.train(MACHINE))
+        removed = ids_of(project, "client-1", 3)
+        project.forget("client-1", samples=removed, machine=MACHINE)
+        old = list(project.files.version(1).rglob("*.safetensors"))
+        assert len(old) == 2  # the model, and the updates of a round
+        knew = [path.read_bytes() for path in old]
+        list(project.unlearn(MACHINE))
+        listed = {artefact.path for artefact in project.purge(dry_run=True)}
+        assert listed == {"versions/v1/model.safetensors", "versions/v1/history"}
+        assert project.files.version(1).exists()
+        project.purge()
+        assert [r.state for r in project.ledger.requests()] == ["closed"]
+        assert [a.state for a in project.ledger.artefacts()] == ["purged", "purged", "current"]
+        assert project.purge() == []
     data = np.load(tmp_path / "data.npz")
     pixels = {str(i): x.tobytes() for i, x in zip(data["ids_train"], data["x_train"], strict=True)}
-    files = [path for path in trained.folder.rglob("*") if path.is_file()]
+    files = [path for path in project.folder.rglob("*") if path.is_file()]
     assert len(files) > 5
     for path in files:
         content = path.read_bytes()
-        assert content != old
+        assert content not in knew
         for sample_id in removed:
             assert sample_id.encode() not in content, path
             assert pixels[sample_id] not in content, path
-    for path in trained.folder.rglob("*"):
+    for path in project.folder.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
 
 
