@@ -81,7 +81,7 @@ def test_the_askers_sprint_and_then_all_take_rounds(
     samples. The rounds of the other methods (``rounds``) do not count.
     """
     trained = train(make_clients, small_net, rounds=2, schedule="cosine")
-    own = {"sprint_steps": 6, "sprint_passes": 2, "sprint_step": 0.5}
+    own: dict[str, Any] = {"sprint_steps": 6, "sprint_passes": 2, "sprint_step": 0.5}
     result = sprint(trained, rounds=9, **own, anneal_rounds=2, anneal_share=1.0, anneal_step=1.0)
     federation = trained.federation
     assert isinstance(federation, Watched)
