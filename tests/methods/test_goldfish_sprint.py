@@ -78,11 +78,12 @@ def test_the_askers_sprint_and_then_all_take_rounds(
     The sprint takes half of it; the rounds start at it and end at 0.0375. Client-1 keeps 24 of its
     30 samples. The six steps of its sprint see 8 of them and, for two passes, 2 removed ones each:
     60 samples. Each of the two rounds is an epoch, half of the training's two: 30 + 24 + 18
-    samples. The rounds of the other methods (``rounds``) do not count.
+    samples. Rounds and step size of the other methods do not count.
     """
     trained = train(make_clients, small_net, rounds=2, schedule="cosine")
     own: dict[str, Any] = {"sprint_steps": 6, "sprint_passes": 2, "sprint_step": 0.5}
-    result = sprint(trained, rounds=9, **own, anneal_rounds=2, anneal_share=1.0, anneal_step=1.0)
+    own |= {"anneal_rounds": 2, "anneal_share": 1.0, "anneal_step": 1.0}
+    result = sprint(trained, rounds=9, learning_rate=5.0, schedule="constant", **own)
     federation = trained.federation
     assert isinstance(federation, Watched)
     asked = [(tasks[0].step.name, len(tasks)) for tasks in federation.rounds.values()]

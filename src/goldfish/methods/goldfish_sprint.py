@@ -142,12 +142,12 @@ def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Para
 
 
 def _training(plan: Plan, share: float) -> TrainingSettings:
-    """Return how clients train, each its data as a whole, at a share of the mean step size."""
-    training = plan.training
-    rounds = range(1, training.rounds + 1)
-    mean = sum(learning_rate_at(training, i, training.rounds) for i in rounds) / training.rounds
+    """Return how clients train, without shards, at a share of the training's mean step size."""
+    before = plan.origin.settings
+    rounds = range(1, before.rounds + 1)
+    mean = sum(learning_rate_at(before, i, before.rounds) for i in rounds) / before.rounds
     own = {"learning_rate": share * mean, "schedule": "constant", "shards": 1}
-    return training.model_copy(update=own)
+    return plan.training.model_copy(update=own)
 
 
 def _told(settings: GoldfishSprintSettings, **more: Any) -> SprintSettings:
