@@ -59,14 +59,14 @@ def test_the_cosine_begins_at_one_and_would_be_zero_after_the_last_round() -> No
 def test_what_counts_as_remembered() -> None:
     """Two classes, equal logits: each loss is ln 2 = 0.693, three of them are 2.079.
 
-    The removed samples are of class 0, 0 and 1. Unseen samples with losses of 3.0 and 2.4 make
-    3.0 + 3.0 + 2.4 = 8.4, a quarter of which is 2.1: remembered. With 3.0 and 2.2 it is 2.05: not.
+    The removed samples are of class 0, 0 and 1. Unseen samples with losses of 1.5 and 1.2 make
+    1.5 + 1.5 + 1.2 = 4.2, half of which is 2.1: remembered. With 1.5 and 1.1 it is 2.05: not.
     The class without unseen samples (None) is left out: 2 ln 2 = 1.386 against 1.5, remembered.
     """
     logits, labels = torch.zeros(3, 2), torch.tensor([0, 0, 1])
-    assert remembers(logits, labels, [3.0, 2.4])
-    assert not remembers(logits, labels, [3.0, 2.2])
-    assert remembers(logits, labels, [3.0, None])
+    assert remembers(logits, labels, [1.5, 1.2])
+    assert not remembers(logits, labels, [1.5, 1.1])
+    assert remembers(logits, labels, [1.5, None])
     assert not remembers(logits, labels, [None, None])
 
 
@@ -103,7 +103,7 @@ def test_a_part_of_an_epoch(make_clients: MakeClients, small_net: Net) -> None:
 
     Client-1 sees half of its 6 removed samples in them, ceil(3 / 2) = 2 a step: 2 * (8 + 2), the
     others 2 * 8 each. A sprint of 2 steps asks the teacher of the 16 samples in them and no more;
-    3 passes over 6 removed samples would be 9 a step, and there are 6: 2 * (8 + 6).
+    5 passes over 6 removed samples would be 15 a step, and there are 6: 2 * (8 + 6).
     """
     trained = train(make_clients, small_net, rounds=10, local_epochs=2)
     result = sprint(trained, sprint_steps=2, anneal_share=0.05, anneal_rounds=2)

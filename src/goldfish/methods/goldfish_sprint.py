@@ -50,16 +50,16 @@ from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 FURTHER = 1 / 3
 """Length of a further turn of the sprint, as a share of the first."""
 
-REMEMBERED = 0.25
+REMEMBERED = 0.5
 """Removed samples whose mean loss is below this share of that of unseen ones are remembered."""
 
 
 class GoldfishSprintSettings(Settings):
     """The settings of the sprint; its rounds are its own, whatever the other methods take."""
 
-    sprint_steps: Count = 20
+    sprint_steps: Count = 30
     """SGD steps of the clients that asked, in the first turn of the sprint."""
-    sprint_passes: Positive = 3.0
+    sprint_passes: Positive = 5.0
     """Passes over the removed data in these steps; a step takes no more of it than a batch."""
     most_turns: Count = 3
     """Turns of the sprint; those after the first are a third as long, while data is remembered."""
