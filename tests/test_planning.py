@@ -22,21 +22,23 @@ def test_the_estimate_is_the_cost(
     test_set: TensorExamples,
     method: str,
 ) -> None:
-    """Of 72 samples 2 go: a round of retrain has 70, one of goldfish-warm all 72.
+    """Of 72 samples 2 go: a round of retrain has 70. One of goldfish-warm has 4 more: each of the 4
+    batches of the asker's 28 samples comes with at least one that is removed.
 
-    A sprint takes 3 epochs of its asker, then at most 2 turns of one epoch, and 2 rounds of all.
+    A sprint is rehearsed as it goes, since a single client asks.
     """
     federation = goldfish.InProcess(make_clients(), small_net, workers=1)
     trained = goldfish.train(federation, rounds=3, batch_size=8, learning_rate=0.1)
     advice = goldfish.plan(trained, [ASKED], methods={method: {}}, test=test_set)
     assert federation.sizes == {"client-1": 30, "client-2": 24, "client-3": 18}
     (reckoned,) = advice.estimates
-    most = {"retrain": 3 * 70, "goldfish-warm": 3 * 72, "goldfish-sprint": 5 * 30 + 2 * 72}
-    assert reckoned.cost.samples == pytest.approx(most[method], rel=0.07)
     real = goldfish.unlearn(trained, [ASKED], method=method, test=test_set)
-    assert reckoned.rounds >= len(real.rounds)
-    if method != "goldfish-sprint":  # which ends early where nothing is remembered any more
-        assert reckoned.cost.samples == pytest.approx(real.cost.samples, rel=0.07)
+    if method != "goldfish-sprint":
+        in_round = {"retrain": 70, "goldfish-warm": 74}[method]
+        assert real.cost.samples == 3 * in_round
+    assert reckoned.cost.samples == pytest.approx(real.cost.samples, rel=0.15)
+    assert abs(reckoned.rounds - len(real.rounds)) <= 1
+    if reckoned.rounds == len(real.rounds):
         assert reckoned.cost.bytes_sent == real.cost.bytes_sent
 
 

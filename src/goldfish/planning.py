@@ -1,8 +1,8 @@
 """What each method would cost, before any of them is run: :func:`plan`.
 
 A method is rehearsed: its server's side runs as it is, and of the clients one of each kind (one
-that asks, one that does not) takes one local epoch of each step. What the others would take follows
-from how much data they have.
+that asks, one that does not) takes each step once. What the others, and later rounds, would take
+follows from how much data they have.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Estimate:
     guarantee: str
     rounds: int = 0
     cost: Cost = field(default_factory=Cost)
-    """At most: methods that stop early, or pass over clients, take less."""
+    """About: a method that stops early, or passes over clients, takes less."""
     refused: str | None = None
 
 
@@ -150,7 +150,7 @@ class _Rehearsal:
 
     def __init__(self, inner: InProcess) -> None:
         self._inner = inner
-        self._known: dict[tuple[str, bool], tuple[str, Update, float]] = {}
+        self._known: dict[tuple[str, bool, str], tuple[str, Update, float]] = {}
         self._seconds = 0.0
         """What the clients would take, less what the rehearsal took."""
 
@@ -187,24 +187,21 @@ class _Rehearsal:
         return RoundReplies(updates, [])
 
     def _answer(self, task: Task[Any]) -> tuple[Update, float]:
-        kind = (task.step.name, bool(task.requests))
-        epochs, sizes = task.training.local_epochs, self._inner.sizes
+        kind = (task.step.name, bool(task.requests), task.settings.model_dump_json())
         if kind not in self._known:
-            short = replace(task, training=task.training.model_copy(update={"local_epochs": 1}))
             for _ in range(2):  # the first time also prepares what later ones find
                 begin = time.perf_counter()
-                replies = self._inner.run([short])
+                replies = self._inner.run([task])
                 seconds = time.perf_counter() - begin
             for failure in replies.failures:
                 raise ConfigError(f"{failure.client_id}: {failure.cause}")
             self._known[kind] = task.client_id, replies.updates[0], seconds
         client, update, seconds = self._known[kind]
-        share = sizes[task.client_id] / max(1, sizes[client]) * epochs
-        counted = {
-            name: value * (share if name != "loss" else 1) for name, value in update.metrics.items()
-        }
-        count = sizes[task.client_id] if update.num_examples else 0
-        return Update(task.client_id, update.params, count, counted), share * seconds
+        size = self._inner.sizes[task.client_id]
+        share = size / max(1, self._inner.sizes[client])
+        counted = {n: v if n == "loss" else share * v for n, v in update.metrics.items()}
+        learned = size if update.num_examples else 0
+        return Update(task.client_id, update.params, learned, counted), share * seconds
 
     def states(self) -> States:
         """Return what the clients keep."""

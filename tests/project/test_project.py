@@ -155,7 +155,7 @@ def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project
     found = trained.plan(MACHINE, ["retrain", "goldfish-sprint", "fed-eraser"])
     by_name = {own.method: own for own in found.advice.estimates}
     assert by_name["retrain"].cost.samples == 2 * 56
-    assert by_name["goldfish-sprint"].rounds == 5
+    assert by_name["goldfish-sprint"].rounds in (9, 10, 11)  # 1 to 3 turns, then 8 rounds
     assert "were not kept" in str(by_name["fed-eraser"].refused)
     assert found.shards == {"client-1": [0]}
     assert found.artefacts == ["versions/v1/model.safetensors"]
@@ -276,7 +276,7 @@ def test_data_that_was_deleted_before_the_request_was_handled(
 
 @pytest.mark.parametrize(
     ("setting", "found"),
-    [("anneal_step = 200.0", "accuracy"), ("sprint_step = 1e30", "failed")],
+    [("anneal_step = 100.0\nanneal_share = 5.0", "accuracy"), ("sprint_step = 1e30", "failed")],
 )
 def test_auto_retrains_where_the_fast_method_is_not_good_enough(
     trained: Project, setting: str, found: str
