@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from goldfish.audits import AUDIT, Audit
 from goldfish.errors import ConfigError, StoreError
-from goldfish.experiments.audit import AUDIT, FOLDER, Audit, audit_run
+from goldfish.experiments.audit import FOLDER, audit_run, forecast
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
@@ -59,13 +60,14 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert origin.word == "remembers"
     assert origin.memory is not None
     assert origin.memory.low > 1
-    assert origin.attack.rate > 0.1
+    assert origin.attack.at_1_percent.rate > 0.1
+    assert found.noise is not None
     assert origin.distances.removed > 4 * found.noise.removed
     assert retrain.word == "indistinguishable"
     assert retrain.memory is not None
     assert retrain.memory.value != 0, "an oracle is another model than any that is audited"
     assert retrain.before == origin.memory
-    assert retrain.attack.rate < 0.1
+    assert retrain.attack.at_1_percent.rate < 0.1
 
 
 def test_what_is_there_is_not_made_again(audited: Path) -> None:
@@ -82,6 +84,59 @@ def test_what_is_there_is_not_made_again(audited: Path) -> None:
     assert (audited / AUDIT).read_bytes() == before
 
 
+def test_the_quick_tier_tells_origin_from_retraining(audited: Path) -> None:
+    """Origin has the removed samples by heart; retraining has to learn them again.
+
+    It is part of the standard tier, whose verdicts a quick audit after it leaves alone.
+    """
+    before = Audit.read(audited / AUDIT)
+    assert list(audit_run(audited, MACHINE, tier="quick"))[-1].phase == "quick"
+    found = Audit.read(audited / AUDIT)
+    assert found == before, "it gives the same numbers again"
+    origin, retrain = found.quick["origin"], found.quick["retrain"]
+    assert origin.membership is not None
+    assert retrain.membership is not None
+    assert origin.membership.low > 0.8
+    assert retrain.membership.low < 0.5 < retrain.membership.high
+    assert origin.relearning.steps == [0, 0, 0]
+    assert all(step is None or step > 5 for step in retrain.relearning.steps)
+    assert retrain.relearning.curve[-1] < retrain.relearning.curve[0] / 2
+    assert found.relearned == 30
+
+
+def test_harm_to_those_who_remain(audited: Path) -> None:
+    """90 samples of three clients remain; the one that asked has 10 of its 40."""
+    found = Audit.read(audited / AUDIT).quick["retrain"].harm
+    assert found is not None
+    sizes = {name: client.samples for name, client in found.clients.items()}
+    assert sizes == {"client-1": 10, "client-2": 40, "client-3": 40}
+    changed = sum(
+        (client.after - client.before) / 100 * client.samples for client in found.clients.values()
+    )
+    assert round(changed) == found.gained - found.lost
+    falls = [one.after - one.before for one in found.most_affected]
+    assert falls == sorted(falls)
+    assert len(falls) == 5
+
+
+def test_the_full_tier_and_the_forecast(audited: Path) -> None:
+    """Six models are kept already: only two of each kind are left to make, and forecast."""
+    all_of_it, rest = (forecast(audited, tier="full", models=n) for n in (14, 8))
+    quick = forecast(audited, tier="quick")
+    assert 0 < quick < rest < all_of_it
+    assert (all_of_it - quick) / (rest - quick) == pytest.approx(4)
+    list(audit_run(audited, MACHINE, tier="full", models=8))
+    found = Audit.read(audited / AUDIT)
+    assert (found.tier, found.models) == ("full", 8)
+    attack = found.methods["origin"].attack
+    assert attack.epsilon is not None
+    assert attack.epsilon.samples == attack.at_01_percent.count / 8 == 30
+    assert attack.epsilon.median is None or attack.epsilon.median > 1
+    assert attack.roc[-1] == (1.0, 1.0)
+    assert found.methods["retrain"].klom is None, "it needs 200 models"
+    list(audit_run(audited, MACHINE, models=6))
+
+
 def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path: Path) -> None:
     """SISA and the training both have a setting named shards: each keeps its own."""
     values = config.to_dict()
@@ -96,8 +151,10 @@ def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path
 def test_what_is_refused(audited: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 4 models of each kind, not 1"):
         list(audit_run(audited, MACHINE, models=1))
+    with pytest.raises(ConfigError, match="A quick audit makes no models"):
+        list(audit_run(audited, MACHINE, tier="quick", models=8))
     with pytest.raises(ConfigError, match="The run has retrain"):
         list(audit_run(audited, MACHINE, methods=["goldfish"]))
     (tmp_path / "config.toml").write_text((audited / "config.toml").read_text())
-    with pytest.raises(StoreError, match="is not finished"):
+    with pytest.raises(StoreError, match="has not finished"):
         list(audit_run(tmp_path, MACHINE))

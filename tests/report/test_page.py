@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +32,7 @@ from goldfish.report.summary import main_table
 from goldfish.results import BY_KEY, Result
 
 ALL = ["origin", "goldfish", "retrain", "rapid-retrain", "incompetent-teacher", "sisa"]
+LIGHT = tuple(f"goldfish.{name}" for name in ("audits", "errors", "files", "report", "results"))
 VOID = {"meta", "img", "br", "use", "path"}
 
 
@@ -294,6 +297,15 @@ def test_old_page_survives_a_failed_write(
     assert not list(run_dir.glob(".*"))
 
 
+def test_a_report_needs_no_pytorch(usual: tuple[Path, Result]) -> None:
+    """It takes more than a second to load, and a page is made of numbers that are there."""
+    code = "import sys; from goldfish.cli import app; app(sys.argv[1:], standalone_mode=False)"
+    code += "; assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, "report", str(usual[0])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_heavy_libraries_are_imported_late() -> None:
     """At the top of the modules: the standard library and our own light ones only.
 
@@ -308,7 +320,7 @@ def test_heavy_libraries_are_imported_late() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             for name in names:
-                ours = name.startswith(("goldfish.report", "goldfish.results", "goldfish.errors"))
+                ours = name.startswith(LIGHT)
                 assert ours or name.split(".")[0] not in {
                     "goldfish",
                     "jinja2",

@@ -27,9 +27,9 @@ from goldfish.data import partition as partitions
 from goldfish.errors import ConfigError, DataError, StoreError, unknown
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.experiments.config import Config, DeletionSettings, Selection
+from goldfish.files import write_whole
 from goldfish.methods import deletion_kind
 from goldfish.randomness import generator
-from goldfish.store import write_whole
 from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory, Scalar
 from goldfish.unlearning.optimization import shard_numbers
 

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from goldfish.files import write_whole
 from goldfish.report.charts import PALETTE_SIZE, charts, colours, course, draw, moments
 from goldfish.report.formatting import count, listing, percent, plural
 from goldfish.report.summary import cost_bars, is_shown, main_table, more_table, seeds_table
@@ -47,8 +48,6 @@ TOLD = {
 
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into ``run_dir``, whole or not at all, and return its path."""
-    from goldfish.store import write_whole  # here, since it brings PyTorch
-
     path = Path(run_dir) / "report.html"
     write_whole(path, render(read_run(Path(run_dir))))
     return path
