@@ -319,9 +319,12 @@ def audit(
     steps = audit_run(run_dir, machine, tier=chosen, models=models, methods=method or ())
     _show_progress(steps, " ".join(again))
     found = Audit.read(run_dir / AUDIT)
-    _print_table(*quick_table(found, read_run(run_dir).result))
+    for headings, rows in (
+        quick_table(found, read_run(run_dir).result),
+        *([] if tier is Tier.quick else [audit_table(found)]),
+    ):
+        _print_table(headings, [[cell.replace(" ± ", "±") for cell in row] for row in rows])
     if tier is not Tier.quick:
-        _print_table(*audit_table(found))
         for name, own in found.methods.items():
             console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
             console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)

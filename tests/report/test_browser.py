@@ -85,7 +85,7 @@ def found(
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command += [f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000", "--dump-dom"]
     command += ["--hide-scrollbars", (folder / "frames.html").as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     body = re.search(r"<body>(.*?)</body>", done.stdout, re.DOTALL)
     assert body is not None
     return dict(zip(pages, json.loads(html.unescape(body[1])), strict=True))

@@ -15,7 +15,7 @@ from goldfish.audits import (
     Relearning,
 )
 from goldfish.report.charts import Chart, Line, Scale, Strips
-from goldfish.report.formatting import NOTHING, count, decimal, percent, plural, signed
+from goldfish.report.formatting import BRIEF, NOTHING, brief_gap, count, percent, plural, signed
 from goldfish.report.summary import Table
 from goldfish.results import ORIGIN, Result
 
@@ -59,9 +59,9 @@ def _shifts(audit: Audit) -> Evidence:
     return Evidence(
         chart,
         "Each dot is a model: how far its margins on removed samples lie above those of retrained "
-        "models, beyond what unseen samples show. Right of the shaded noise of the oracles is a "
-        "memory, left of it too much forgetting. Upright strokes are means, lines their 99 % "
-        "intervals.",
+        "models, beyond what unseen samples show: right of 0 a memory, left of it too much "
+        "forgetting. Shaded: where 99 % of single retrained models would lie. The verdict is about "
+        "the mean (upright stroke): the line, its 99 % interval, must leave out 0.",
         _columns(audit_table(audit), ("memory", "accuracy", "distance", "KLoM")),
     )
 
@@ -72,18 +72,21 @@ def _rates(audit: Audit) -> Evidence:
             name,
             [false for false, _ in own.attack.roc if false >= LOWEST_RATE],
             [max(true, LOWEST_RATE) for false, true in own.attack.roc if false >= LOWEST_RATE],
-            said=percent(100 * own.attack.at_1_percent.rate),
+            said=f"{100 * own.attack.at_1_percent.rate:.1f}",
         )
         for name, own in audit.methods.items()
     ]
     y = Scale(LOWEST_RATE, 1.0, "", _share_mark, _share_mark, log=True)
-    x = replace(y, label="false positive rate in percent", mark=lambda v: f"{100 * v:g}")
+    x = replace(
+        y, label="false positive rate in percent", mark=lambda v: f"{100 * v:g}" if v < 1 else ""
+    )
     chart = Chart("Attack (U-LiRA): true positive rate", lines, x, y, chance=True)
     return Evidence(
         chart,
         "How many unlearned models the attack finds, for how many retrained ones it takes for "
         "unlearned; both axes are logarithmic. On the dashed line it guesses; a curve above it at "
-        "the left finds some samples for sure. Beside each name: the rate at 1 % false positives.",
+        "the left finds some samples for sure. Beside each name: the rate at 1 % false positives, "
+        "in percent.",
         attack_table(audit),
     )
 
@@ -161,18 +164,18 @@ def _columns(table: Table, begin: Sequence[str]) -> Table:
 
 
 def quick_table(audit: Audit, result: Result) -> Table:
-    """Return what the one model of each method in the run shows."""
+    """Return what the one model of each method in the run shows, for a terminal."""
     columns: list[tuple[str, list[str]]] = [
-        (heading, [form(result.methods[name].get(key)) for name in audit.quick])
+        (heading, [form(result.methods[name].get(key), None) for name in audit.quick])
         for heading, key, form in (
-            ("accuracy", "accuracy", percent),
-            ("backdoor", "backdoor_success", percent),
-            ("JSD to\nretrain", "jsd", decimal),
-            ("L2 to\nretrain", "l2", decimal),
+            ("accuracy\n%", "accuracy", BRIEF["percent"]),
+            ("backdoor\n%", "backdoor_success", BRIEF["percent"]),
+            ("JSD to\nretrain", "jsd", brief_gap),
+            ("L2 to\nretrain", "l2", brief_gap),
         )
     ]
     columns += [
-        ("membership\nattack", [share(own.membership) for own in audit.quick.values()]),
+        ("member-\nship", [share(own.membership) for own in audit.quick.values()]),
         ("steps to\nrelearn", [relearned(own.relearning) for own in audit.quick.values()]),
     ]
     return _table(list(audit.quick), columns)

@@ -364,6 +364,9 @@ def _draw_together(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> N
 
 def _draw_panels(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> None:
     """Draw a panel for each line, all on the same axes, with the other lines pale behind it."""
+    from matplotlib.collections import LineCollection
+
+    courses = [list(zip(line.at, line.values, strict=True)) for line in chart.lines]
     rows, one, foot = math.ceil(len(chart.lines) / COLUMNS), 1.45, 0.5
     height = one * rows + foot
     figure.set_size_inches(WIDTH, height)
@@ -371,10 +374,9 @@ def _draw_panels(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> Non
     for place, line in enumerate(chart.lines):
         row, column = divmod(place, COLUMNS)
         bottom = (foot + one * (rows - 1 - row)) / height
-        axes = figure.add_axes((0.1 + room * column, bottom, room - 0.03, (one - 0.3) / height))
+        axes = figure.add_axes((0.1 + room * column, bottom, room - 0.04, (one - 0.3) / height))
         _set_scales(axes, chart, close=True)
-        for other in chart.lines:
-            axes.plot(other.at, other.values, color=GRID, linewidth=1.0)
+        axes.add_collection(LineCollection(courses, colors=GRID, linewidths=1.0), autolim=False)
         _draw(axes, replace(chart, lines=[line], leading=[line.method]), colour)
         tone = _stand_in(colour[line.method])
         look: dict[str, Any] = {"transform": axes.transAxes, "parse_math": False}
@@ -421,15 +423,15 @@ def _set_scales(axes: Axes, chart: Chart, *, close: bool = False) -> None:
 
 
 def _set_axis(axes: Axes, which: Literal["x", "y"], scale: Scale, bins: int = 8) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
     margin = 0.0
     if scale.log:
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
         close = scale.high / scale.low < 200 and bins > 4
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,)))
-        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,), numticks=12))
+        axis.set_minor_locator(NullLocator())
     elif which == "y":
         margin = 0.02 * (scale.high - scale.low)
         steps = [1, 2, 5, 10]
