@@ -158,6 +158,8 @@ class QuickAudit(Part):
     membership: Rate | None = None
     """The probability that a removed sample has a larger margin than an unseen one of its class:
     0.5 is chance."""
+    canaries: Rate | None = None
+    """How many of the canaries still get the wrong label that they were trained with."""
     relearning: Relearning
     harm: Harm | None = None
     """None for origin."""

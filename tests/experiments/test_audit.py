@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from goldfish.audits import AUDIT, Audit
 from goldfish.errors import ConfigError, StoreError
 from goldfish.experiments.audit import FOLDER, audit_run, forecast
+from goldfish.experiments.client_setup import ClientSetup, shared_examples
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, build_scenario
 
 MACHINE = Machine(threads=1)
 
@@ -146,6 +148,44 @@ def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path
         pass
     list(audit_run(tmp_path / "run", MACHINE, models=4))
     assert list(Audit.read(tmp_path / "run" / AUDIT).methods) == ["origin", "sisa"]
+
+
+def test_canaries_are_a_known_signal(tmp_path: Path) -> None:
+    """Samples with a wrong label: origin has learned it, retraining has no reason to give it.
+
+    A run that goes on finds them in its files, and a client elsewhere is told of them.
+    """
+    values = {
+        "data": {"name": "digits", "clients": 2, "limit_train": 80},
+        "model": {"name": "mlp"},
+        "training": {"rounds": 3, "local_epochs": 10, "learning_rate": 0.02, "batch_size": 10},
+        "deletion": {"rate": 0.3, "canaries": 12},
+        "unlearning": {"methods": ["retrain"], "rounds": 3},
+    }
+    run, config = tmp_path / "run", parse_config(values)
+    for _ in run_experiment(config, run, MACHINE):
+        pass
+    list(audit_run(run, MACHINE, tier="quick"))
+    found = Audit.read(run / AUDIT)
+    assert (found.removed, found.relearned) == (12, 24), "canaries are not like unseen samples"
+    origin, retrain = (own.canaries for own in found.quick.values())
+    assert origin is not None
+    assert retrain is not None
+    assert origin.count == 12
+    assert origin.low > retrain.high
+    scenario = build_scenario(config, MACHINE, run)
+    assert scenario.removed is not None
+    wrong = scenario.removed.labels != torch.tensor(scenario.true_labels)
+    assert torch.equal(wrong, scenario.canaries)
+    for client in scenario.clients:
+        setup = ClientSetup.from_json(scenario.setups[client.id].to_json())
+        assert torch.equal(shared_examples(setup).labels, client.retained.labels)
+    values["deletion"] = {"rate": 0.3, "canaries": 24}
+    with pytest.raises(ConfigError, match="24 of 24 removed samples without a trigger"):
+        build_scenario(parse_config(values), MACHINE)
+    values["deletion"] = {"class_label": 3, "canaries": 2}
+    with pytest.raises(ConfigError, match="names samples by their label"):
+        build_scenario(parse_config(values), MACHINE)
 
 
 def test_what_is_refused(audited: Path, tmp_path: Path) -> None:

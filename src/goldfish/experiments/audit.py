@@ -36,6 +36,7 @@ from goldfish.data import Subset, TensorExamples, removal
 from goldfish.errors import ConfigError, unknown
 from goldfish.evaluation.attacks import (
     KLOM_MODELS,
+    counted,
     epsilon,
     gaussian_distance,
     klom,
@@ -51,7 +52,7 @@ from goldfish.evaluation.memory import sample_losses
 from goldfish.evaluation.relearning import ORDERS, STEPS, relearn
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import in_process
-from goldfish.experiments.evaluator import Evaluator
+from goldfish.experiments.evaluator import Evaluator, chosen
 from goldfish.experiments.scenario import Machine, build_scenario, select
 from goldfish.files import claim, write_whole
 from goldfish.methods import METHODS, Method, Trained
@@ -193,6 +194,7 @@ class _Work:
         self._workspace = LocalWorkspace(scenario.model, machine.device, graphs=False)
         self._trainings: dict[tuple[int, str | None], Trained] = {}
         self._removed, self._unseen = self._compared()
+        self._canaries = chosen(self._all_removed(), scenario.canaries)
         self._relearned = _spread(self._all_removed(), RELEARNED)
         self._clients = [removal.split(c, scenario.requests) for c in scenario.clients]
         origin = self._final(ORIGIN)
@@ -207,8 +209,14 @@ class _Work:
             for examples in (self._removed, self._unseen)
         ]
         (removed, removed_labels), (unseen, unseen_labels) = found
+        canaries = None
+        if self._canaries is not None:
+            given = self._evaluator.logits(params, self._canaries).argmax(dim=1)
+            hits = int((given == self._canaries.labels.cpu()).sum())
+            canaries = counted(hits, len(self._canaries))
         return QuickAudit(
             membership=membership(removed, removed_labels.cpu(), unseen, unseen_labels.cpu()),
+            canaries=canaries,
             relearning=relearn(
                 self._workspace,
                 params,

@@ -129,7 +129,7 @@ class Evaluator:
         if self.clean_removed is None:
             return None
         on_removed = self.logits(params, self.clean_removed)
-        labels, clean = self._removed_labels, ~self._scenario.poisoned
+        labels, clean = self._removed_labels, self._scenario.plain
         asked = _named(self._scenario, requests)[clean] if requests else slice(None)
 
         def matched(removed: Tensor, unseen: Tensor) -> Matched | None:
@@ -162,11 +162,14 @@ class _Losses:
 
 def _without_trigger(scenario: Scenario) -> TensorExamples | None:
     """Return the removed samples that carry no trigger, if there are any to be seen here."""
-    if scenario.removed is None:
-        return None
-    clean = (~scenario.poisoned).nonzero().flatten()
-    ids = [scenario.removed.ids[position] for position in clean.tolist()]
-    return select(scenario.removed, clean, ids) if ids else None
+    return None if scenario.removed is None else chosen(scenario.removed, scenario.plain)
+
+
+def chosen(examples: TensorExamples, mask: Tensor) -> TensorExamples | None:
+    """Return the examples that a mask marks; None where it marks none."""
+    places = mask.nonzero().flatten()
+    ids = [examples.ids[place] for place in places.tolist()]
+    return select(examples, places, ids) if ids else None
 
 
 def removed_classes(scenario: Scenario) -> list[int]:

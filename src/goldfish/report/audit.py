@@ -11,6 +11,7 @@ from goldfish.audits import (
     Audit,
     Difference,
     Distances,
+    QuickAudit,
     Rate,
     Relearning,
 )
@@ -119,11 +120,12 @@ def _relearning(audit: Audit) -> Evidence:
         "after how many steps, over the orders of the samples; beside each name: the median. "
         "Membership attack: how often a removed sample has a larger margin than an unseen one of "
         "its class; 0.5 is chance.",
-        (
-            ["method", "steps to relearn", "membership attack"],
+        _table(
+            list(audit.quick),
             [
-                [name, relearned(own.relearning), share(own.membership)]
-                for name, own in audit.quick.items()
+                ("steps to relearn", [relearned(own.relearning) for own in audit.quick.values()]),
+                ("membership attack", [share(own.membership) for own in audit.quick.values()]),
+                ("canaries known", [canaries(own) for own in audit.quick.values()]),
             ],
         ),
     )
@@ -176,6 +178,7 @@ def quick_table(audit: Audit, result: Result) -> Table:
     ]
     columns += [
         ("member-\nship", [share(own.membership) for own in audit.quick.values()]),
+        ("canaries\nknown", [canaries(own) for own in audit.quick.values()]),
         ("steps to\nrelearn", [relearned(own.relearning) for own in audit.quick.values()]),
     ]
     return _table(list(audit.quick), columns)
@@ -278,6 +281,12 @@ def share(rate: Rate | None) -> str:
 def rate(found: Rate) -> str:
     """Format a rate with its interval on a second line."""
     return f"{percent(100 * found.rate)}\n{100 * found.low:.1f} to {100 * found.high:.1f}"
+
+
+def canaries(own: QuickAudit) -> str:
+    """Format how many of the canaries a model still gives their wrong label."""
+    found = own.canaries
+    return NOTHING if found is None else f"{round(found.rate * found.count)} of {found.count}"
 
 
 def relearned(found: Relearning) -> str:
