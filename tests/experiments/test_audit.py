@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from goldfish.audits import AUDIT, Audit
+from goldfish.audits import AUDIT, Audit, AuditVerdict, ClientHarm, Harm
 from goldfish.errors import ConfigError, StoreError
-from goldfish.experiments.audit import FOLDER, audit_run, forecast
+from goldfish.experiments.audit import FOLDER, audit_run, forecast, with_places
 from goldfish.experiments.client_setup import ClientSetup, shared_examples
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.results import Final, MethodResult, read_run
 
 MACHINE = Machine(threads=1)
 
@@ -119,6 +120,26 @@ def test_harm_to_those_who_remain(audited: Path) -> None:
     falls = [one.after - one.before for one in found.most_affected]
     assert falls == sorted(falls)
     assert len(falls) == 5
+
+
+def test_damage_is_told_by_class_and_client(audited: Path) -> None:
+    """Class 0 falls from 90 to 85, class 2 from 80 to 40; a from 90 to 80, b from 90 to 85."""
+    rows = {"origin": [90.0, None, 80.0], "retrain": [85.0, 70.0, 40.0]}
+    methods = {
+        name: MethodResult(final=Final(accuracy=80, loss=0, mse=0, per_class=row))
+        for name, row in rows.items()
+    }
+    result = read_run(audited).result.model_copy(update={"methods": methods})
+    clients = {
+        name: ClientHarm(before=90, after=after, samples=9)
+        for name, after in (("a", 80), ("b", 85))
+    }
+    harmed = Harm(clients=clients, lost=2, gained=0, samples=18, most_affected=[])
+    verdict = AuditVerdict(word="damaged", sentence="Accuracy is lost.")
+    assert with_places(verdict, "retrain", result, harmed).sentence == (
+        "Accuracy is lost. The run's model lost most, against origin, on class 2 (-40.0 points) "
+        "and for a (-10.0 points)."
+    )
 
 
 def test_the_full_tier_and_the_forecast(audited: Path) -> None:

@@ -114,9 +114,8 @@ def audit_run(
                 yield Progress(phase=name, round=number - 1, rounds=amount)
                 measured[name].append(work.measured(name, number, make))
                 yield Progress(phase=name, round=number, rounds=amount)
-        before = read_audit(run)
         found = work.audit(tier, quick, measured, result)
-        if tier == "quick" and before is not None:
+        if tier == "quick" and (before := read_audit(run)) is not None:
             found = before.model_copy(update={"quick": {**before.quick, **quick}})
         write_whole(run / AUDIT, found.model_dump_json(indent=1) + "\n")
 
@@ -365,7 +364,7 @@ class _Work:
                 continue
             verdict = audit_verdict(own, oracles, *labels, measured[ORIGIN])
             if verdict.word == "damaged":
-                verdict = _with_places(verdict, name, result, quick[name].harm)
+                verdict = with_places(verdict, name, result, quick[name].harm)
             methods[name] = AuditedMethod(
                 **verdict.model_dump(),
                 distances=_distances(own[::2], oracles[1::2]),
@@ -383,7 +382,7 @@ class _Work:
         )
 
 
-def _with_places(
+def with_places(
     verdict: AuditVerdict, name: str, result: Result, harmed: Harm | None
 ) -> AuditVerdict:
     """Say on which class, and for which remaining client, most accuracy was lost in the run."""

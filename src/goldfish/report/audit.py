@@ -143,7 +143,7 @@ def _harm(audit: Audit) -> Evidence:
         Strips("Harm: accuracy on the remaining samples of each client", rows, axis),
         "Each dot is a client that remains: left of 0 its own samples are recognised less often "
         "than by origin. The table has the percentages and, below, the change in points; of many "
-        f"clients the {MAX_CLIENTS} that lost most.",
+        f"clients the {MAX_CLIENTS} that lost most. Accuracy by class is further down.",
         harm_table(audit),
     )
 
