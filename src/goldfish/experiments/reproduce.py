@@ -378,7 +378,8 @@ class Reproduction:
 def _machine(result: Result) -> str:
     where = result.environment
     cores = f"{where.cpu_count} cores" if where.device == "cpu" else ""
-    known = (where.device, cores, f"PyTorch {where.torch}", where.platform)
+    system = where.platform.split("-")[0]
+    known = (where.device, cores, f"PyTorch {where.torch}", system)
     return ", ".join(part for part in known if part)
 
 
