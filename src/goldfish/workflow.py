@@ -28,6 +28,7 @@ from goldfish.methods import (
     method_named,
     not_honoured,
     notes_of,
+    refuse_few,
     refuse_unhandled,
 )
 from goldfish.methods.filing import file
@@ -215,7 +216,7 @@ def training_plan(
     phase: str = "origin",
 ) -> Plan:
     """Return what the original training needs, or a method's own."""
-    return Plan(
+    plan = Plan(
         phase=phase,
         federation=federation,
         training=settings,
@@ -224,6 +225,8 @@ def training_plan(
         fresh=fresh_params(federation.model, seed, "initial"),
         server=_server(federation, settings, test, seed),
     )
+    refuse_few(plan)
+    return plan
 
 
 def unlearning_plan(
@@ -271,6 +274,7 @@ def unlearning_plan(
         trained=trained,
         server=_server(federation, training, test, seed),
     )
+    refuse_few(plan)
     method.check(plan, own)
     if method.needs_askers(plan, own):
         asking = {request.client_id for request in plan.new}
@@ -403,7 +407,9 @@ def _collect(
                 RuntimeWarning,
                 stacklevel=3,
             )
-        records.append(RoundRecord(this.index, done.cost, this.failures, scores, this.absent))
+        records.append(
+            RoundRecord(this.index, done.cost, this.failures, scores, this.absent, this.shortened)
+        )
     own = {name: t.clone() for name, t in params.items()}  # for a user to change
     return records, own, history, memo
 

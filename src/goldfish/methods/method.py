@@ -11,7 +11,15 @@ import torch
 
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
 from goldfish.methods.trained import Trained
-from goldfish.params import all_finite, digest, largest_change, num_bytes, weighted_mean
+from goldfish.params import (
+    all_finite,
+    digest,
+    largest_change,
+    num_bytes,
+    shortened,
+    trimmed_mean,
+    weighted_mean,
+)
 from goldfish.randomness import generator
 from goldfish.settings import Settings, TrainingSettings, learning_rate_at
 from goldfish.training.server_test import ServerTest
@@ -46,6 +54,9 @@ ASKED_AGAIN = 2
 
 UNCHANGED = 1e-6
 """A model whose weights all moved by no more than this share of the largest has not changed."""
+
+FEWEST_VOTES = 3
+"""Clients that a round needs for a median or a trimmed mean: of two, none can be told wrong."""
 
 ASKER_QUORUM = 0.5
 """Share of a method's rounds that an asker must take part in, where the method needs it."""
@@ -297,7 +308,12 @@ def ask(
     there = {update.client_id for update in replies.updates}
     absent = [client_id for client_id in plan.askers if client_id not in there]
     sent_bytes = bytes_sent(sent, replies, told)
-    asked = Round(index, params, replies.updates, replies.failures, sent_bytes, absent=absent)
+    updates = _bounded(tasks, replies.updates, plan.training.max_update_norm)
+    pairs = zip(updates, replies.updates, strict=True)
+    far = [own.client_id for own, said in pairs if own.params is not said.params]
+    asked = Round(
+        index, params, updates, replies.failures, sent_bytes, absent=absent, shortened=far
+    )
     if not asked.learned and not may_be_empty:
         raise nothing_left(plan, index)
     return asked
@@ -329,6 +345,21 @@ def _run(plan: Plan, tasks: Sequence[Task[S]]) -> tuple[RoundReplies, list[Task[
     return replies, sent
 
 
+def _bounded(
+    tasks: Sequence[Task[S]], updates: Sequence[Update], most: float | None
+) -> Sequence[Update]:
+    """Return the updates, none further than ``most`` from the model that its task brought."""
+    if most is None:
+        return updates
+    sent = {task.client_id: task.arrays["model"] for task in tasks}
+    return [
+        replace(update, params=shortened(sent[update.client_id], update.params, most))
+        if update.num_examples > 0
+        else update
+        for update in updates
+    ]
+
+
 def nothing_left(plan: Plan, index: int) -> ConfigError:
     """Return the error of a round after which there would be no model."""
     return ConfigError(
@@ -337,12 +368,34 @@ def nothing_left(plan: Plan, index: int) -> ConfigError:
     )
 
 
-def average(updates: Sequence[Update], server: ServerTest | None = None) -> Params:
-    """Return the mean of the updates: by number of samples, or by error on the server's test."""
-    weights = [float(u.num_examples) for u in updates]
+def average(
+    updates: Sequence[Update], training: TrainingSettings, server: ServerTest | None = None
+) -> Params:
+    """Return the mean of the updates, as the training's ``aggregation`` says.
+
+    With a ``server`` they are weighed by their error on its test set, whatever the training says.
+    """
     if server is not None:
         weights = adaptive_weights([s.mse for s in server.scores([u.params for u in updates])])
+    elif training.robust:
+        count, most = len(updates), (len(updates) - 1) // 2
+        # A share times a number of clients may lie a rounding error above a whole number.
+        wanted = math.ceil(training.trim * count - 1e-9)
+        cut = most if training.aggregation == "median" else min(wanted, most)
+        return trimmed_mean([u.params for u in updates], cut)
+    else:
+        weights = [float(u.num_examples) for u in updates]
     return weighted_mean((u.params for u in updates), weights)
+
+
+def refuse_few(plan: Plan) -> None:
+    """Raise where a round has too few clients for a robust mean: two cannot outvote one."""
+    asked = math.ceil(plan.training.participation * len(plan.staying))
+    if plan.training.robust and asked < FEWEST_VOTES:
+        raise ConfigError(
+            f"aggregation = {plan.training.aggregation!r} needs {FEWEST_VOTES} clients in a round, "
+            f"and {plan.phase} has {asked}: use aggregation = 'size', or a higher participation."
+        )
 
 
 def federated_rounds(
@@ -370,7 +423,7 @@ def federated_rounds(
     params = plan.last.params if plan.last else start
     for index in plan.to_do:
         asked = ask(plan, step, index, params, settings, constants=once)
-        params = average(asked.learned, plan.server if adaptive else None)
+        params = average(asked.learned, plan.training, plan.server if adaptive else None)
         yield replace(asked, params=params, final=index == plan.rounds)
 
 
