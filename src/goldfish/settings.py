@@ -96,8 +96,9 @@ class TrainingSettings(Settings):
     precision: Precision = "fp32"
     """Arithmetic of the training on a GPU; the weights are float32 in any case."""
     aggregation: Literal["size", "adaptive", "trimmed-mean", "median"] = "size"
-    """The mean of the clients: weighed by number of samples (FedAvg) or by server error (equation
-    12); or without weights, value by value, a mean that few hostile clients cannot move far."""
+    """The mean of the clients. "size": weighed by number of samples (FedAvg). "adaptive": by server
+    error (equation 12). "trimmed-mean", "median": without weights, value by value, so that a few
+    hostile clients cannot move it far."""
     trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
     """With aggregation = "trimmed-mean": the share of the clients cut off at each end, at least
     one where three answer."""

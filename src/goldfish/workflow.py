@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from goldfish.data import as_examples
-from goldfish.errors import ConfigError, unknown
+from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.evaluation import Cost, round_cost, score
 from goldfish.methods import (
     Method,
@@ -33,6 +33,7 @@ from goldfish.methods import (
 )
 from goldfish.methods.filing import file
 from goldfish.models import fresh_params
+from goldfish.params import all_finite
 from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
 from goldfish.training.server_test import ServerTest, measured_samples
@@ -334,6 +335,12 @@ def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[
         if this is None:
             return
         seconds = time.perf_counter() - begin
+        if not all_finite(this.params):
+            raise DivergenceError(
+                f"The model of round {this.index} of {plan.phase} is not finite, though every "
+                "client's numbers were: some are too large to be added up. Set "
+                "training.max_update_norm, or leave out the clients that send them."
+            )
         by_server = 0 if plan.server is None else plan.server.take_measured()
         kept = plan.federation.bytes_kept(plan.phase)
         yield FinishedRound(this, start, round_cost(this, seconds, kept, by_server))

@@ -12,6 +12,7 @@ from torch import nn
 
 import goldfish
 from goldfish import params as P  # noqa: N812
+from goldfish.data import TensorExamples
 from goldfish.experiments.config import parse_config
 from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
@@ -133,6 +134,50 @@ def test_what_does_not_go_together_is_refused_before_any_work(
                 }
             ),
             Machine(),
+        )
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_adaptive_weights_of_huge_numbers_are_their_clients_failure(
+    hostile: Hostile, test_set: TensorExamples, value: float
+) -> None:
+    """The round goes on without that client, and says so; below the quorum it ends the run."""
+    honest = goldfish.train(hostile, rounds=1, aggregation="adaptive", test=test_set)
+    assert not honest.rounds[0].failures
+    hostile.forge = floats(value)
+    with pytest.warns(RuntimeWarning, match="client-5 did not answer .*its predictions are none"):
+        trained = goldfish.train(hostile, rounds=2, aggregation="adaptive", test=test_set)
+    assert [[f.client_id for f in r.failures] for r in trained.rounds] == [["client-5"]] * 2
+    assert P.all_finite(trained.params)
+    with pytest.raises(goldfish.DivergenceError, match="client-5 in round 1 of origin"):
+        goldfish.train(hostile, rounds=1, aggregation="adaptive", test=test_set, quorum=1.0)
+
+
+@pytest.mark.parametrize("method", ["retrain", "fed-eraser"])
+def test_finite_numbers_that_cannot_be_added_up_are_a_sentence(
+    make_clients: MakeClients, small_net: type[nn.Module], method: str
+) -> None:
+    """Two that collude: the mean of 3e38 and -3e38 passes through infinity in single precision."""
+    federation = Hostile(make_clients((30, 24)), small_net)
+    trained = goldfish.train(federation, rounds=2, keep_for=["fed-eraser"])
+    federation.forge = floats(3e38)
+    other = federation.run
+
+    def both(tasks: Sequence[Task[Any]]) -> RoundReplies:
+        replies = other(tasks)
+        forged = floats(-3e38)({}, replies.updates[0].params)
+        first = replace(replies.updates[0], params=forged, num_examples=10**6)
+        return RoundReplies([first, *replies.updates[1:]], replies.failures)
+
+    federation.run = both  # type: ignore[method-assign]
+    with pytest.raises(
+        goldfish.DivergenceError, match=r"round \d of .* is not finite, though every"
+    ):
+        goldfish.unlearn(
+            trained,
+            [goldfish.DeletionRequest(f"client-{n}", class_label=1) for n in (1, 2)],
+            method=method,
+            rounds=1,
         )
 
 

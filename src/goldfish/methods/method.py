@@ -27,6 +27,7 @@ from goldfish.types import (
     Constant,
     Context,
     DeletionRequest,
+    Failure,
     Federation,
     NotHonoured,
     Params,
@@ -369,23 +370,20 @@ def nothing_left(plan: Plan, index: int) -> ConfigError:
 
 
 def average(
-    updates: Sequence[Update], training: TrainingSettings, server: ServerTest | None = None
+    updates: Sequence[Update], training: TrainingSettings, weights: Sequence[float] | None = None
 ) -> Params:
-    """Return the mean of the updates, as the training's ``aggregation`` says.
+    """Return the mean of the updates: by ``weights``, or as the training's ``aggregation`` says.
 
-    With a ``server`` they are weighed by their error on its test set, whatever the training says.
+    Without weights, ``"adaptive"`` stands for ``"size"``.
     """
-    if server is not None:
-        weights = adaptive_weights([s.mse for s in server.scores([u.params for u in updates])])
-    elif training.robust:
+    if weights is None and training.robust:
         count, most = len(updates), (len(updates) - 1) // 2
         # A share times a number of clients may lie a rounding error above a whole number.
         wanted = math.ceil(training.trim * count - 1e-9)
         cut = most if training.aggregation == "median" else min(wanted, most)
         return trimmed_mean([u.params for u in updates], cut)
-    else:
-        weights = [float(u.num_examples) for u in updates]
-    return weighted_mean((u.params for u in updates), weights)
+    by_size = [float(u.num_examples) for u in updates]
+    return weighted_mean((u.params for u in updates), by_size if weights is None else weights)
 
 
 def refuse_few(plan: Plan) -> None:
@@ -423,8 +421,33 @@ def federated_rounds(
     params = plan.last.params if plan.last else start
     for index in plan.to_do:
         asked = ask(plan, step, index, params, settings, constants=once)
-        params = average(asked.learned, plan.training, plan.server if adaptive else None)
+        weights = None
+        if adaptive and plan.server is not None:
+            asked, weights = _weighed(plan, asked, plan.server)
+        params = average(asked.learned, plan.training, weights)
         yield replace(asked, params=params, final=index == plan.rounds)
+
+
+def _weighed(plan: Plan, asked: Round, server: ServerTest) -> tuple[Round, Sequence[float]]:
+    """Return the weights of equation (12), and the round without clients that have none.
+
+    Numbers can be finite and yet so large that the model's predictions are not: that is a failure
+    of its client.
+    """
+    scores = server.scores([update.params for update in asked.learned])
+    errors = {u.client_id: own.mse for u, own in zip(asked.learned, scores, strict=True)}
+    wrong = [name for name, error in errors.items() if not math.isfinite(error)]
+    cause = "the numbers of its model are so large that its predictions are none"
+    if wrong:
+        failures = [*asked.failures, *(Failure(name, "DivergenceError", cause) for name in wrong)]
+        updates = [update for update in asked.updates if update.client_id not in wrong]
+        count = len(asked.updates) + len(asked.failures)
+        _check(RoundReplies(updates, failures), plan.training.quorum, count, asked.index, plan)
+        absent = [name for name in plan.askers if name in {*asked.absent, *wrong}]
+        asked = replace(asked, updates=updates, failures=failures, absent=absent)
+    if not asked.learned:
+        raise DivergenceError(f"{wrong[0]} in round {asked.index} of {plan.phase}: {cause}.")
+    return asked, adaptive_weights([errors[u.client_id] for u in asked.learned])
 
 
 def _check(replies: RoundReplies, quorum: float, asked: int, index: int, plan: Plan) -> None:
