@@ -27,7 +27,6 @@ MEANS: Mapping[str, dict[str, Any]] = {
     "trimmed mean": {"aggregation": "trimmed-mean"},
     "median": {"aggregation": "median"},
     "bound 1.0": {"max_update_norm": 1.0},
-    "median, bound 1.0": {"aggregation": "median", "max_update_norm": 1.0},
 }
 FACTORS: Mapping[str, float] = {"honest": 1.0, "10 times": 10.0, "backwards": -1.0}
 """What the first client does with its update."""
@@ -52,8 +51,9 @@ def accuracy(data: dict[str, Any], mean: dict[str, Any], factor: float, seed: in
             "unlearning": {"methods": ["retrain"]},
         }
     )
-    scenario = build_scenario(config, Machine())
-    federation = in_process(scenario, Machine(), "")
+    machine = Machine(compiled=True)
+    scenario = build_scenario(config, machine)
+    federation = in_process(scenario, machine, "")
     hostile = federation.client_ids[0]
     honest: Callable[[Sequence[Task[Any]]], RoundReplies] = federation.run
 
