@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import random
 import shutil
@@ -62,8 +63,6 @@ timeout = 240
 """
 COLUMNS = ("run", "victim", "after_seconds", "rounds_done", "resumed", "outcome", "last_words")
 KILLS_A_RUN = 4
-USUAL_SECONDS = 30.0
-"""A kill comes at most so long after the start, or after the kill before it."""
 MOST_SECONDS = 600.0
 """A run that takes longer than this, with all that is resumed of it, is not done."""
 
@@ -80,33 +79,42 @@ class Sweep:
             "server app": lambda: self._kill_one("flwr-serverapp"),
         }
 
-    def run(self, number: int, expected: Mapping[str, str]) -> list[dict[str, object]]:
-        """Disturb one run, and return a line for each kill."""
+    def run(
+        self, number: int, expected: Mapping[str, str], usual: float
+    ) -> list[dict[str, object]]:
+        """Disturb one run, and return a line for each kill.
+
+        A kill comes at most ``usual`` seconds after the start, or after the kill before it.
+        """
         out = self._folder / f"run-{number}"
         shutil.rmtree(out, ignore_errors=True)
         kills: list[dict[str, object]] = []
         resumed, end = 0, time.monotonic() + MOST_SECONDS
         process = self._start(out)
         began = time.monotonic()
-        moment = began + self._draws.uniform(0, USUAL_SECONDS)
-        while time.monotonic() < end:
-            if process.poll() == 0:
-                break
-            if process.poll() is not None:
-                resumed += 1
-                process = self._start(out)
-            if time.monotonic() >= moment and len(kills) < KILLS_A_RUN:
-                victim = self._draws.choice(list(self._victims))
-                after = round(time.monotonic() - began, 1)
-                done = len(_rounds(out))
-                if self._victims[victim]():
-                    kills.append({"victim": victim, "after_seconds": after, "rounds_done": done})
-                    moment = time.monotonic() + self._draws.uniform(0, USUAL_SECONDS)
-            self._revive()
-            time.sleep(0.1)
-        done = process.poll() == 0
-        process.kill()
-        process.wait()
+        moment = began + self._draws.uniform(0, usual)
+        try:
+            while time.monotonic() < end:
+                if process.poll() == 0:
+                    break
+                if process.poll() is not None:
+                    resumed += 1
+                    process = self._start(out)
+                if time.monotonic() >= moment and len(kills) < KILLS_A_RUN:
+                    victim = self._draws.choice(list(self._victims))
+                    after = round(time.monotonic() - began, 1)
+                    rounds = len(_rounds(out))
+                    if self._victims[victim]():
+                        kills.append(
+                            {"victim": victim, "after_seconds": after, "rounds_done": rounds}
+                        )
+                        moment = time.monotonic() + self._draws.uniform(0, usual)
+                self._revive()
+                time.sleep(0.1)
+            done = process.poll() == 0
+        finally:
+            process.kill()
+            process.wait()
         outcome = self._outcome(out, expected, done=done)
         said = (self._folder / "output").read_text(errors="replace").strip().splitlines()
         words = "" if outcome == "same bits" else (said or [""])[-1][:200]
@@ -128,7 +136,9 @@ class Sweep:
         what = [str(out), "--resume"] if again else [config, "--out", str(out)]
         command = [sys.executable, "-m", "goldfish", "run", *what, "--threads", "1"]
         with (self._folder / "output").open("wb") as output:
-            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            return subprocess.Popen(
+                command, cwd=self._folder, stdout=output, stderr=subprocess.STDOUT
+            )
 
     def _kill_one(self, program: str) -> bool:
         """Kill one of this deployment's processes of a program, if there is any."""
@@ -163,6 +173,17 @@ class Sweep:
         for name, child in children.items():
             if not child.running:
                 self._deployment.start_child(name)
+
+
+def _seconds_undisturbed(
+    folder: Path, deployment: Deployment, expected: Mapping[str, str]
+) -> float:
+    """Return how long a run on Flower takes without any kill, which has the same bits too."""
+    began = time.monotonic()
+    Sweep(folder, deployment, random.Random(0)).run(0, expected, math.inf)
+    if (folder / "run-0").exists():
+        sys.exit(f"A run without any kill is not the one in one process: {folder / 'run-0'}")
+    return time.monotonic() - began
 
 
 def models_of(out: Path) -> dict[str, str]:
@@ -201,11 +222,12 @@ def main() -> None:
         for _ in run_experiment(here, undisturbed, Machine(threads=1)):
             pass
         expected = models_of(undisturbed)
+        usual = _seconds_undisturbed(folder, deployment, expected)
         number = max((int(line["run"]) for line in done), default=0)
         while len(done) < options.kills and time.monotonic() < end:
             number += 1
             sweep = Sweep(folder, deployment, random.Random(number))
-            lines = sweep.run(number, expected)
+            lines = sweep.run(number, expected, usual)
             with table.open("a", newline="") as file:
                 csv.DictWriter(file, COLUMNS).writerows(lines)
             done += [{name: str(line[name]) for name in COLUMNS} for line in lines]

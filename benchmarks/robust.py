@@ -2,9 +2,9 @@
 
     python benchmarks/robust.py [--seeds 3]
 
-LeNet-5 on the embedded digits, ten clients, 20 rounds. The first client is honest, or it sends ten
-times its update, or its update backwards. Printed is the accuracy on the test half, in percent:
-mean and range over the seeds.
+LeNet-5 on the embedded digits, ten clients, 20 rounds. The client with the most samples is honest,
+or it sends ten times its update, or its update backwards. Printed is the accuracy on the test half,
+in percent: mean and range over the seeds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEANS: Mapping[str, dict[str, Any]] = {
     "bound 1.0": {"max_update_norm": 1.0},
 }
 FACTORS: Mapping[str, float] = {"honest": 1.0, "10 times": 10.0, "backwards": -1.0}
-"""What the first client does with its update."""
+"""What the hostile client does with its update."""
 DATA: Mapping[str, dict[str, Any]] = {
     "iid": {"partition": "iid"},
     "Dirichlet 0.3": {"partition": "dirichlet", "alpha": 0.3},
@@ -38,7 +38,7 @@ TRAINING = {"rounds": 20, "local_epochs": 2, "batch_size": 20, "learning_rate": 
 
 
 def accuracy(data: dict[str, Any], mean: dict[str, Any], factor: float, seed: int) -> float | None:
-    """Return the accuracy of a federation whose first client multiplies its updates.
+    """Return the accuracy of a federation whose largest client multiplies its updates.
 
     None where the training left the finite numbers.
     """
@@ -54,7 +54,7 @@ def accuracy(data: dict[str, Any], mean: dict[str, Any], factor: float, seed: in
     machine = Machine(compiled=True)
     scenario = build_scenario(config, machine)
     federation = in_process(scenario, machine, "")
-    hostile = federation.client_ids[0]
+    hostile = max(scenario.clients, key=lambda client: len(client.retained)).id
     honest: Callable[[Sequence[Task[Any]]], RoundReplies] = federation.run
 
     def run(tasks: Sequence[Task[Any]]) -> RoundReplies:

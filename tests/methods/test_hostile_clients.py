@@ -16,6 +16,7 @@ from goldfish.data import TensorExamples
 from goldfish.experiments.config import parse_config
 from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
+from goldfish.federation.spool import Spool
 from goldfish.methods.method import average
 from goldfish.settings import TrainingSettings
 from goldfish.types import Client, Params, RoundReplies, Task, Update
@@ -75,6 +76,17 @@ def test_means_by_hand(
     """Client n has n + 1 samples, which count with ``size`` alone."""
     training = TrainingSettings.parse({"aggregation": aggregation, "trim": trim})
     assert average(updates_of(*values), training)["w"].item() == pytest.approx(expected)
+
+
+def test_models_that_wait_on_disk_have_the_same_means() -> None:
+    """Of many clients' models those that are too many for the memory are read when needed."""
+    models = [{"a": torch.randn(3, 2), "b": torch.randn(5), "n": torch.tensor(k)} for k in range(5)]
+    spool = Spool()
+    waiting = [spool.put(model) for model in models]
+    assert P.digest(P.trimmed_mean(waiting, 1)) == P.digest(P.trimmed_mean(models, 1))
+    near = [P.shortened(models[0], model, 0.5) for model in waiting[1:]]
+    assert [P.distance(models[0], model) for model in near] == pytest.approx([0.5] * 4, rel=1e-5)
+    assert P.all_finite(P.weighted_mean(near, [1.0] * 4))
 
 
 @pytest.mark.parametrize("aggregation", ["trimmed-mean", "median"])
