@@ -21,7 +21,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from goldfish.errors import GoldfishError
+from goldfish.errors import ConfigError, GoldfishError
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower import wire
@@ -214,6 +214,21 @@ def test_a_task_is_answered_or_refused_in_words(node: Node, draw: st.DataObject)
     content = any_message(real, draw) if how == "any" else real
     with contextlib.suppress(GoldfishError):
         answer(content, node)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [(5, "another model than"), (2**33, "another model than"), (2**62, "cannot be built")],
+)
+def test_a_server_cannot_have_a_client_build_what_no_memory_holds(
+    node: Node, hidden: int, said: str
+) -> None:
+    """The model of the setup is compared with what the task brings before it is made."""
+    other = dataclasses.replace(MODEL, options={"hidden": hidden})
+    setup = dataclasses.replace(SETUP, model=other).to_json()
+    order = wire.Order.of(TASK, "run", setup)
+    with pytest.raises(ConfigError, match=said):
+        answer(wire.encode_order(order, TASK, setup, order.kept), node)
 
 
 LARGE = {"weight": torch.zeros(2**21), "norm.running_var": torch.ones(2**10)}

@@ -87,6 +87,7 @@ def test_models_that_wait_on_disk_have_the_same_means() -> None:
     near = [P.shortened(models[0], model, 0.5) for model in waiting[1:]]
     assert [P.distance(models[0], model) for model in near] == pytest.approx([0.5] * 4, rel=1e-5)
     assert P.all_finite(P.weighted_mean(near, [1.0] * 4))
+    spool._file.close()
 
 
 @pytest.mark.parametrize("aggregation", ["trimmed-mean", "median"])

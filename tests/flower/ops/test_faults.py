@@ -35,10 +35,10 @@ def test_a_run_survives_what_is_killed_and_says_who_did_not_answer(
         try:
             case.wait_until(case.flag(2, "held").exists, run)
             deployment.children["node-2"].kill()
-            case.flag(2, "hold").unlink()
-            case.flag(3, "fail").unlink()
             case.wait_until(lambda: case.rounds("origin"), run)
             case.flag(1, "hold").touch()
+            case.flag(2, "hold").unlink()
+            case.flag(3, "fail").unlink()
             deployment.start_child("node-2")
             case.wait_until(case.flag(1, "held").exists, run)
             servers = [
