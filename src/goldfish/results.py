@@ -236,6 +236,8 @@ class Record(Measures, Cost):
     failures: list[NoAnswer] = []
     absent: list[str] = []
     """Clients whose request the round should have served, and which were not there."""
+    shortened: list[str] = []
+    """Clients whose models were further from what they were sent than ``max_update_norm``."""
     history_bytes: Number = 0
     """Bytes of the updates that the server kept of this round."""
     client_accuracies: list[float] = []

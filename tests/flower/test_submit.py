@@ -388,6 +388,24 @@ def test_a_run_that_does_not_begin_is_worth_one_word(
     assert "Is a flower-superexec running for this SuperLink" in word
 
 
+def test_a_run_that_ends_while_flower_is_asked_is_done(
+    tmp_path: Path, flower: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted SuperLink has ended the log, so Flower is asked, which takes its time."""
+    flower(f"print({NUMBER!r}, flush=True)")
+    own = submission(tmp_path)
+
+    def ends(_: submit.Submission) -> bool:
+        with alone_in(tmp_path / "out"), ProgressLog(tmp_path / "out", token_of(tmp_path)) as log:
+            log.write(STEP)
+        return False
+
+    monkeypatch.setattr(submit, "ENDED_FOR", 0.0)
+    monkeypatch.setattr(submit.Submission, "_going", ends)
+    own.start({})
+    assert list(own.follow()) == [Progress.model_validate(STEP)]
+
+
 def test_flowers_own_command_ends_by_a_signal_that_this_process_ignores(
     tmp_path: Path, flower: Callable[..., Path], ignoring: None
 ) -> None:

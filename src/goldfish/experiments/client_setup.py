@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from goldfish.data import Backdoor, Partition, Subset, TensorExamples, load, load_half, poison
 from goldfish.data import partition as partitions
@@ -19,11 +19,15 @@ from goldfish.errors import ConfigError
 from goldfish.models import model_factory
 from goldfish.types import Examples, ModelFactory, Scalar
 
+STRICT = ConfigDict(extra="forbid")
+"""What arrives has no names beside those that are known."""
+
 
 @dataclass(frozen=True)
 class ModelSetup:
     """The model, by name, and what its factory needs to know of the data."""
 
+    __pydantic_config__ = STRICT
     name: str
     options: Mapping[str, Scalar]
     num_classes: int
@@ -43,6 +47,7 @@ class ModelSetup:
 class ClientSetup:
     """One client's part of an experiment."""
 
+    __pydantic_config__ = STRICT
     client_id: str
     model: ModelSetup
     class_names: tuple[str, ...]
@@ -66,22 +71,14 @@ class ClientSetup:
     def from_json(cls, text: str) -> ClientSetup:
         """Read a setup back; what is not one is refused."""
         try:
-            values: dict[str, Any] = json.loads(text)
-            model, backdoor = values.pop("model"), values.pop("backdoor")
-            channels, height, width = model.pop("image_shape")
-            return cls(
-                class_names=tuple(values.pop("class_names")),
-                ids=tuple(values.pop("ids")),
-                poisoned=tuple(values.pop("poisoned")),
-                backdoor=None if backdoor is None else Backdoor(**backdoor),
-                model=ModelSetup(image_shape=(channels, height, width), **model),
-                **values,
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return TypeAdapter(cls).validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))[:100]
             raise ConfigError(
-                f"A client's setup cannot be read ({error!r}). Server and client need the same "
-                "version of Goldfish."
-            ) from error
+                f"A client's setup cannot be read ({where}: {first['msg'][:200]}). Server and "
+                "client need the same version of Goldfish."
+            ) from None
 
 
 def shared_examples(

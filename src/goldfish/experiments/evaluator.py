@@ -96,13 +96,19 @@ class Evaluator:
         return score(on_test[rest], self._labels[rest], self._scenario.num_classes)
 
     def client_accuracies(self, updates: Sequence[Update]) -> list[float]:
-        """Return how many percent of the test images each client's own model gets right."""
+        """Return how many percent of the test images each client's own model gets right.
+
+        A model whose predictions are no numbers gets none right.
+        """
         if not self._of_clients:
             return []
         params = (update.params for update in updates if update.num_examples > 0)
         logits = (self.logits(model, self._scenario.test) for model in params)
         classes = self._scenario.num_classes
-        return [score(said, self._labels, classes).accuracy for said in logits]
+        return [
+            score(said, self._labels, classes).accuracy if bool(said.isfinite().all()) else 0.0
+            for said in logits
+        ]
 
     def test_images(self) -> TestImages:
         """Return how many test images stand behind each percentage."""

@@ -112,7 +112,10 @@ def _combine_rounds(all_rounds: Sequence[Sequence[Record]]) -> list[Record]:
         stds = {key: _deviation([getattr(record, key) for record in same]) for key in keys}
         more = {
             "failures": [failure for record in same for failure in record.failures],
-            "absent": list(dict.fromkeys(name for record in same for name in record.absent)),
+            **{
+                name: list(dict.fromkeys(c for record in same for c in getattr(record, name)))
+                for name in ("absent", "shortened")
+            },
             "client_accuracies": [],
             "std": {key: std for key, std in stds.items() if std is not None},
         }

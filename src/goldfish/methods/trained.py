@@ -47,6 +47,8 @@ class RoundRecord:
     """The global model on the test set, when there is one."""
     absent: Sequence[str] = ()
     """Clients that the method forgets through and that did not take part."""
+    shortened: Sequence[str] = ()
+    """Clients whose models were brought back to ``max_update_norm``."""
 
 
 @dataclass(frozen=True)
