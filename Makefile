@@ -11,7 +11,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower,postgres]'
 	touch $@
 
 demo: setup

@@ -41,7 +41,7 @@ SETTINGS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "lenet5",
         {"rounds": 20, "local_epochs": 2, "batch_size": 20, "learning_rate": 0.01},
     ),
-    "mnist": ("lenet5", {"rounds": 40, "learning_rate": 0.05}),
+    "mnist": ("lenet5", {"rounds": 10, "learning_rate": 0.05}),
     "cifar-10": (
         "resnet32",
         {
@@ -56,6 +56,8 @@ SETTINGS: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Model and training of each dataset. 3 % of the data is removed with a backdoor, 3 % without."""
+MANY_CLIENTS, LONGER = 100, 4
+"""With so many clients each has few steps in a round: training takes so many times the rounds."""
 COLUMNS = (
     *("dataset", "clients", "partition", "seed", "method"),
     *(
@@ -91,7 +93,8 @@ class Cell:
     def config(self, others: Sequence[str], rounds: int | None) -> Config:
         """Return the run's configuration; ``rounds`` shortens it."""
         model, training = SETTINGS[self.dataset]
-        training = training | ({} if rounds is None else {"rounds": rounds})
+        longer = LONGER if self.clients >= MANY_CLIENTS else 1
+        training = training | {"rounds": longer * training["rounds"] if rounds is None else rounds}
         data = {"name": self.dataset, "clients": self.clients, **PARTITIONS[self.partition]}
         return parse_config(
             {

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from goldfish.federation import InProcess
     from goldfish.methods import METHODS, Method, Trained, load
+    from goldfish.planning import plan
     from goldfish.types import Client, DeletionRequest
     from goldfish.workflow import Unlearned, train, unlearn
 
@@ -46,6 +47,7 @@ _HOMES = {
     "Unlearned": "goldfish.workflow",
     "WireError": "goldfish.errors",
     "load": "goldfish.methods",
+    "plan": "goldfish.planning",
     "train": "goldfish.workflow",
     "unlearn": "goldfish.workflow",
 }
@@ -68,6 +70,7 @@ __all__ = [
     "Unlearned",
     "WireError",
     "load",
+    "plan",
     "train",
     "unlearn",
 ]

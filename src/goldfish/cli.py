@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -16,22 +15,30 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
 
 from goldfish.errors import ConfigError, GoldfishError
+from goldfish.project.commands import app as project_app
+from goldfish.project.evidence_commands import app as evidence_app
+from goldfish.terminal import (
+    DataDir,
+    Device,
+    DeviceOption,
+    Workers,
+    console,
+    print_table,
+    resolve,
+    say,
+    show_progress,
+)
 from goldfish.version import __version__
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from rich.progress import TaskID
-
+    from goldfish.audits import Tier as AuditTier
     from goldfish.experiments.config import Config
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
-
-INTERRUPTED = 130
-"""The usual exit status of a program that was ended by Ctrl-C."""
 
 app = typer.Typer(
     help="Remove data from a federated model, fast, and show that it is gone.",
@@ -44,7 +51,8 @@ data_app = typer.Typer(help="Datasets: what is there, and how to get what is mis
 app.add_typer(data_app, name="data", no_args_is_help=True)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
 app.add_typer(flower_app, name="flower", no_args_is_help=True)
-console = Console()
+app.add_typer(project_app)
+app.add_typer(evidence_app)
 
 
 @app.callback()
@@ -56,12 +64,12 @@ def _options(
         raise typer.Exit
 
 
-class Device(StrEnum):
-    """Where the models run."""
+class Tier(StrEnum):
+    """How much an audit does."""
 
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+    quick = "quick"
+    standard = "standard"
+    full = "full"
 
 
 class Precision(StrEnum):
@@ -74,17 +82,6 @@ class Precision(StrEnum):
 
 Out = Annotated[
     Path | None, typer.Option("--out", help="The run directory; by default runs/NAME of the file.")
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where the datasets are; by default $GOLDFISH_DATA."),
-]
-DeviceOption = Annotated[
-    Device, typer.Option("--device", help="Where the models run; auto takes a GPU if there is one.")
-]
-Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="Clients trained at a time; does not change results."),
 ]
 Threads = Annotated[
     int | None,
@@ -110,7 +107,7 @@ def demo(
     from goldfish.experiments.scenario import Machine
 
     config = load_config(DEMO, seed=seed)
-    machine = Machine(device=_resolve(device), workers=workers, elsewhere=True)
+    machine = Machine(device=resolve(device), workers=workers, elsewhere=True)
     _run(config, out or Path("runs/demo"), machine, resume=True)
 
 
@@ -147,7 +144,7 @@ def run(
     if config.is_dir():
         place, config = out or config, config / "config.toml"
     loaded = load_config(config, set_ or (), seed=seed)
-    machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere)
+    machine = Machine(data_dir, resolve(device), workers, threads, compile_, elsewhere)
     _run(loaded, place, machine, resume=resume, seeds=seeds)
 
 
@@ -158,7 +155,7 @@ def presets() -> None:
 
     known = [load_preset(name) for name in preset_names()]
     rows = ((preset.name, preset.title, str(preset.seeds)) for preset in known)
-    _print_table(("preset", "what it shows", "seeds"), rows)
+    print_table(("preset", "what it shows", "seeds"), rows)
 
 
 @app.command()
@@ -199,23 +196,23 @@ def reproduce(
             "Give the NAME of a preset ('goldfish presets' lists them), or --summary."
         )
     if summary is not None:
-        _say(f"Summary: {write_summary(summary)}")
+        say(f"Summary: {write_summary(summary)}")
     wanted = names or []
     all_work = [
         Reproduction.of(name, out, seeds=seeds, quick=quick, overrides=set_ or ())
         for name in wanted
     ]
-    machine = Machine(data_dir, _resolve(device), workers, threads, compile_, elsewhere=True)
+    machine = Machine(data_dir, resolve(device), workers, threads, compile_, elsewhere=True)
     for work in all_work:
         cells = work.cells()
         for place, cell in enumerate(cells, start=1):
-            _say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
+            say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
             if not cell.finished:
                 again = f"goldfish reproduce {' '.join(wanted)} with the same options"
-                _show_progress(cell.run(machine), again, transient=True)
+                show_progress(cell.run(machine), again, transient=True)
         folder = work.finish()
-        _print_table(("claim", "here", ""), write_results(folder, work.preset))
-        _say(f"Results: {folder / PAGE}")
+        print_table(("claim", "here", ""), write_results(folder, work.preset))
+        say(f"Results: {folder / PAGE}")
 
 
 @app.command()
@@ -242,7 +239,7 @@ def bench(
     from goldfish.bench.tables import bench as measure
     from goldfish.bench.tables import machine_in_words
 
-    place = _resolve(device)
+    place = resolve(device)
     sizes = tuple(clients or (5, 100))
     work = Workload(
         model, sizes, samples, place, precision.value, epochs, turns, compile_, data_dir
@@ -257,7 +254,7 @@ def bench(
                 rows = stop.value
                 break
     cells = (map(escape, row.cells()) for row in rows)
-    _print_table(("what", "measured", "ratio"), cells)
+    print_table(("what", "measured", "ratio"), cells)
 
 
 @app.command()
@@ -273,10 +270,14 @@ def report(
 @app.command()
 def audit(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run directory.")],
+    tier: Annotated[
+        Tier,
+        typer.Option("--tier", help="The run's models alone; many new ones; even more of them."),
+    ] = Tier.standard,
     models: Annotated[
-        int,
-        typer.Option("--models", min=4, help="Models of each method, and as many oracles."),
-    ] = 8,
+        int | None,
+        typer.Option("--models", help="Models of each method, and as many oracles; 8, or 32."),
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", help="Audit this one; may be repeated. By default all."),
@@ -289,36 +290,34 @@ def audit(
 
     An audit that was interrupted goes on where it was; so does one with more models.
     """
-    from goldfish.experiments.audit import AUDIT, Audit, audit_run
+    from goldfish.audits import AUDIT, Audit
+    from goldfish.experiments.audit import audit_run, forecast
     from goldfish.experiments.scenario import Machine
+    from goldfish.report import audit_counts, audit_table, quick_table, write_report
+    from goldfish.report.formatting import seconds
+    from goldfish.results import read_run
 
-    machine = Machine(data_dir, _resolve(device), workers)
-    steps = audit_run(run_dir, machine, models=models, methods=method or ())
-    _show_progress(steps, f"goldfish audit {run_dir} --models {models}")
+    machine = Machine(data_dir, resolve(device), workers)
+    chosen: AuditTier = tier.value
+    time = forecast(run_dir, tier=chosen, models=models, methods=method or ())
+    say(f"Forecast: {seconds(time)}, by what the run's rounds took.")
+    again = ["goldfish audit", str(run_dir), "--tier", tier.value]
+    again += [] if models is None else ["--models", str(models)]
+    again += [word for name in method or () for word in ("--method", name)]
+    steps = audit_run(run_dir, machine, tier=chosen, models=models, methods=method or ())
+    show_progress(steps, " ".join(again))
     found = Audit.read(run_dir / AUDIT)
-    rows = [
-        (
-            name,
-            "" if own.memory is None else f"{own.memory.value:+.2f} ± {own.memory.half:.2f}",
-            "" if own.accuracy is None else f"{own.accuracy.value:+.2f} ± {own.accuracy.half:.2f}",
-            f"{own.distances.removed:.2f} / {own.distances.unseen:.2f}",
-            f"{100 * own.attack.rate:.1f} %",
-        )
-        for name, own in found.methods.items()
-    ]
-    noise = found.noise
-    rows.append(("oracles", "", "", f"{noise.removed:.2f} / {noise.unseen:.2f}", ""))
-    _print_table(("method", "memory", "accuracy", "distance", "attack"), rows)
-    for name, own in found.methods.items():
-        console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
-        console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
-    console.print(
-        f"{found.models} models of each method and as many oracles, {found.removed} removed and "
-        f"{found.unseen} unseen samples. Details: {run_dir / AUDIT}",
-        markup=False,
-        highlight=False,
-        style="dim",
-    )
+    for headings, rows in (
+        quick_table(found, read_run(run_dir).result),
+        *([] if tier is Tier.quick else [audit_table(found)]),
+    ):
+        print_table(headings, [[cell.replace(" ± ", "±") for cell in row] for row in rows])
+    if tier is not Tier.quick:
+        for name, own in found.methods.items():
+            console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
+            console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
+    console.print(audit_counts(found), markup=False, highlight=False, style="dim")
+    say(f"Details: {run_dir / AUDIT}. Report: {write_report(run_dir)}")
 
 
 @app.command()
@@ -348,7 +347,7 @@ def models() -> None:
     """List the models; your own is named package.module:factory."""
     from goldfish.models import MODELS
 
-    _print_table(("model", "what it is"), ((name, m.summary) for name, m in MODELS.items()))
+    print_table(("model", "what it is"), ((name, m.summary) for name, m in MODELS.items()))
 
 
 @data_app.command("list")
@@ -361,7 +360,7 @@ def data_list(data_dir: DataDir = None) -> None:
         state = "[green]there[/]" if found.present else "[yellow]missing[/]"
         missing = f" (missing: {', '.join(found.missing)})" if found.missing else ""
         rows.append((found.name, state, found.location + missing))
-    _print_table(("dataset", "state", "where"), rows)
+    print_table(("dataset", "state", "where"), rows)
 
 
 @data_app.command("fetch")
@@ -426,7 +425,7 @@ def keys_new(folder: KeyFolder, nodes: Nodes = 3, host: Hosts = None) -> None:
     from goldfish.flower.ops.keys import make_keys
 
     keys = make_keys(folder, nodes, host or ())
-    _say(
+    say(
         f"Keys for {nodes} nodes are in {folder}. Each host gets only its own files "
         f"(docs/flower.md); {keys.authority_key.name} stays on none of them."
     )
@@ -439,7 +438,7 @@ def keys_renew(folder: KeyFolder, host: Hosts = None) -> None:
     from goldfish.flower.ops.keys import renew_keys
 
     names = ", ".join(path.name for path in renew_keys(folder, host or ()))
-    _say(f"New in {folder}: {names}. Copy each to its host, and restart what runs there.")
+    say(f"New in {folder}: {names}. Copy each to its host, and restart what runs there.")
 
 
 @keys_app.command("add")
@@ -449,7 +448,7 @@ def keys_add(folder: KeyFolder, nodes: Nodes = 1) -> None:
     from goldfish.flower.ops.keys import add_nodes
 
     for number in add_nodes(folder, nodes):
-        _say(f"node-{number}: flwr supernode register {folder / f'node-{number}.pub'}")
+        say(f"node-{number}: flwr supernode register {folder / f'node-{number}.pub'}")
 
 
 @keys_app.command("remove")
@@ -461,14 +460,10 @@ def keys_remove(
     from goldfish.flower.ops.keys import remove_node
 
     remove_node(folder, number)
-    _say(
+    say(
         f"The files of node-{number} are deleted. Whoever has a copy of its key stays a member "
         "until the server's 'flwr supernode unregister' names it ('flwr supernode list')."
     )
-
-
-def _say(sentence: str) -> None:
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 @flower_app.command("up")
@@ -605,53 +600,8 @@ def _run(
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
     again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")
-    _show_progress(steps, again, close=config.engine == "flower")
+    show_progress(steps, again, close=config.engine == "flower")
     _print_result(out)
-
-
-def _show_progress(
-    steps: Iterator[Step], again: str, *, close: bool = False, transient: bool = False
-) -> None:
-    """Go through the steps under progress bars; Ctrl-C tells the command that goes on.
-
-    ``close`` lets steps that were interrupted end what runs elsewhere; ``transient`` bars vanish.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description:<10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
-    )
-    bars: dict[str, TaskID] = {}
-    try:
-        with Progress(*columns, console=console, transient=transient) as progress:
-            for step in steps:
-                if step.phase not in bars:
-                    bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")
-                progress.update(
-                    bars[step.phase],
-                    completed=step.round,
-                    total=step.rounds,
-                    state=_state(step),
-                )
-                for failure in step.record.failures if step.record else ():
-                    where = f"{step.phase}, round {step.round}: {failure.client_id}"
-                    progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
-                if step.record and (far := step.record.shortened):
-                    who = f"{', '.join(far[:3])}{', ...' if far[3:] else ''}"
-                    where = f"{step.phase}, round {step.round}"
-                    said = f"{where}: {len(far)} updates were too long and are shortened ({who})"
-                    progress.console.print(said, markup=False)
-    except KeyboardInterrupt:
-        if close:
-            steps.close()  # type: ignore[attr-defined]
-        console.print(f"Interrupted. What is finished is kept; go on with: {again}")
-        sys.stdout.flush()
-        # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
-        os._exit(INTERRUPTED)
 
 
 def _end_as_by_ctrl_c() -> None:
@@ -681,44 +631,13 @@ def _need_flower() -> None:
         raise ConfigError("Flower is not installed. Run: pip install 'goldfish-fl[flower]'")
 
 
-def _resolve(device: Device) -> str:
-    import torch
-
-    from goldfish.hardware.gpu import open_queues
-
-    if device is Device.cpu:
-        return "cpu"
-    open_queues()
-    if torch.cuda.is_available():
-        return "cuda"
-    if device is Device.cuda:
-        raise ConfigError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
-    return "cpu"
-
-
-def _state(step: Step) -> str:
-    """Say what a round measured: the accuracy, and the first of the tests that the run has."""
-    from goldfish.report.formatting import FORMS
-    from goldfish.results import METRICS
-
-    if step.diverged:
-        return "diverged"
-    drawn = {metric: getattr(step.record, metric.key, None) for metric in METRICS if metric.chart}
-    known = [
-        f"{metric.label} {FORMS[metric.unit](value, None)}"
-        for metric, value in drawn.items()
-        if value is not None
-    ]
-    return ", ".join(known[:2])
-
-
 def _print_result(out: Path) -> None:
     from goldfish.report import headline, image_counts, not_honoured, short_table, write_report
     from goldfish.results import read_run
 
     result = read_run(out).result
     page = write_report(out)
-    _print_table(*short_table(result))
+    print_table(*short_table(result))
     told = headline(result)
     console.print(image_counts(result), markup=False, style="dim")
     console.print(told.verdict, markup=False, style="bold")
@@ -730,13 +649,6 @@ def _print_result(out: Path) -> None:
     if failed:
         _print_error("\n".join(failed))
         sys.exit(1)
-
-
-def _print_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    printed = Table(*headings)
-    for row in rows:
-        printed.add_row(*row)
-    console.print(printed)
 
 
 def _print_error(message: str) -> None:

@@ -173,7 +173,7 @@ def unlearn(
         raise ConfigError("unlearn() takes a list of requests: write [request].")
     chosen = method_named(method) if isinstance(method, str) else method
     training, own = _divide(settings, trained.settings, chosen)
-    _refuse_training(trained, chosen, own)
+    refuse_training(trained, chosen, own)
     scored = None if test is None else as_examples(test)
     plan = unlearning_plan(
         trained,
@@ -421,7 +421,7 @@ def _collect(
     return records, own, history, memo
 
 
-def _refuse_training(trained: Trained, method: Method[S], own: S) -> None:
+def refuse_training(trained: Trained, method: Method[S], own: S) -> None:
     """Raise where a method needs another training than the one that was done."""
     if method.prepare is not None and trained.method != method.name:
         raise ConfigError(

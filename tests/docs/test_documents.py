@@ -105,7 +105,9 @@ def test_every_block_has_a_language() -> None:
 
 @pytest.mark.parametrize("block", blocks("python"), ids=name_of)
 def test_code_runs(block: Block, tmp_path: Path) -> None:
-    done = run([sys.executable, "-c", block.text], tmp_path)
+    file = tmp_path / "code.py"
+    file.write_text(block.text)
+    done = run([sys.executable, file.name], tmp_path)
     assert done.returncode == 0, done.stderr
     if block.document == "README.md":
         assert "samples=" in done.stdout
@@ -113,8 +115,9 @@ def test_code_runs(block: Block, tmp_path: Path) -> None:
 
 
 def test_every_document_with_commands_has_a_test_that_runs_them() -> None:
-    here = {"README.md", "performance.md"}
-    assert {block.document for block in blocks("console")} == {*here, "flower.md"}
+    here = {"README.md", "performance.md", "audit.md"}
+    elsewhere = {"flower.md", "quickstart.md", "own-model.md"}
+    assert {block.document for block in blocks("console")} == {*here, *elsewhere}
 
 
 def test_the_readmes_commands_run(tmp_path: Path) -> None:
@@ -124,6 +127,15 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
     assert again in inline(ROOT / "README.md")
     done = run([sys.executable, "-m", *shlex.split(again)], tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_of_the_audit_page_run(tmp_path: Path) -> None:
+    said = run_commands("audit.md", tmp_path)
+    assert said.count("Forecast: ") == 3
+    assert "member-" in said
+    assert "epsilon" in said
+    assert re.search("retrain: [a-z -]+[.]", said)
+    assert 'id="audit"' in (tmp_path / "runs" / "small" / "report.html").read_text()
 
 
 def test_the_command_of_the_performance_page_prints_all_ratios(tmp_path: Path) -> None:
@@ -156,6 +168,7 @@ STATEMENTS = {
         f"{FEDERATION}\ntrained = goldfish.train(federation, method='sisa')",
         "trained, [goldfish.DeletionRequest('a', sample_ids=['3'])]",
     ),
+    "goldfish.plan": (f"{FEDERATION}\ntrained = goldfish.train(federation)", ""),
     "goldfish.InProcess": (FEDERATION, "clients, model"),
     "goldfish.Trained.from_state_dict": (f"{FEDERATION}\nstate = model().state_dict()", ""),
 }

@@ -28,11 +28,11 @@ from goldfish.errors import (
 from goldfish.experiments.config import load_config, parse_config
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
+from goldfish.files import claim
 from goldfish.flower import submit
 from goldfish.flower.app_folder import SETTINGS, write_app_folder
 from goldfish.flower.progress import LOG, ProgressLog, alone_in, is_at_work, read_lines
 from goldfish.results import Progress
-from goldfish.store import claim
 
 CONFIG = """
 engine = "flower"

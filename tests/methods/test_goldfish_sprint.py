@@ -59,14 +59,14 @@ def test_the_cosine_begins_at_one_and_would_be_zero_after_the_last_round() -> No
 def test_what_counts_as_remembered() -> None:
     """Two classes, equal logits: each loss is ln 2 = 0.693, three of them are 2.079.
 
-    The removed samples are of class 0, 0 and 1. Unseen samples with losses of 3.0 and 2.4 make
-    3.0 + 3.0 + 2.4 = 8.4, a quarter of which is 2.1: remembered. With 3.0 and 2.2 it is 2.05: not.
+    The removed samples are of class 0, 0 and 1. Unseen samples with losses of 1.5 and 1.2 make
+    1.5 + 1.5 + 1.2 = 4.2, half of which is 2.1: remembered. With 1.5 and 1.1 it is 2.05: not.
     The class without unseen samples (None) is left out: 2 ln 2 = 1.386 against 1.5, remembered.
     """
     logits, labels = torch.zeros(3, 2), torch.tensor([0, 0, 1])
-    assert remembers(logits, labels, [3.0, 2.4])
-    assert not remembers(logits, labels, [3.0, 2.2])
-    assert remembers(logits, labels, [3.0, None])
+    assert remembers(logits, labels, [1.5, 1.2])
+    assert not remembers(logits, labels, [1.5, 1.1])
+    assert remembers(logits, labels, [1.5, None])
     assert not remembers(logits, labels, [None, None])
 
 
@@ -76,33 +76,40 @@ def test_the_askers_sprint_and_then_all_take_rounds(
     """The mean step size of a cosine over 2 rounds from 0.1 is (0.1 + 0.05) / 2 = 0.075.
 
     The sprint takes half of it; the rounds start at it and end at 0.0375. Client-1 keeps 24 of its
-    30 samples in 3 steps of 8, with 2 removed ones in each: 2 epochs see 2 * (24 + 6) samples,
-    each of the rounds 30 + 24 + 18. The rounds of the other methods (``rounds``) do not count.
+    30 samples. The six steps of its sprint see 8 of them and, for two passes, 2 removed ones each:
+    60 samples. Each of the two rounds is an epoch, half of the training's two: 30 + 24 + 18
+    samples. Rounds and step size of the other methods do not count.
     """
     trained = train(make_clients, small_net, rounds=2, schedule="cosine")
-    result = sprint(trained, rounds=9, sprint_epochs=2, sprint_step=0.5, anneal_step=1.0)
+    own: dict[str, Any] = {"sprint_steps": 6, "sprint_passes": 2, "sprint_step": 0.5}
+    own |= {"anneal_rounds": 2, "anneal_share": 1.0, "anneal_step": 1.0}
+    result = sprint(trained, rounds=9, learning_rate=5.0, schedule="constant", **own)
     federation = trained.federation
     assert isinstance(federation, Watched)
     asked = [(tasks[0].step.name, len(tasks)) for tasks in federation.rounds.values()]
-    assert asked == [("sprint", 1), ("goldfish", 3), ("goldfish", 3)]
+    assert asked == [("sprint", 1), ("sprint", 3), ("sprint", 3)]
     assert federation.rounds[1][0].client_id == "client-1"
     told = [tasks[0] for tasks in federation.rounds.values()]
     assert [t.context.learning_rate for t in told] == SAME([0.0375, 0.075, 0.0375])
-    assert [t.training.local_epochs for t in told] == [2, 1, 1]
     assert [t.settings.mu_d for t in told] == [1.0, 0.0, 0.0]
     assert [list(t.constants) for t in told] == [["teacher"], [], []]
+    assert [r.cost.steps for r in result.rounds] == [6, 9, 9]
     assert [r.cost.samples for r in result.rounds] == [60, 72, 72]
     assert [r.cost.teacher_samples for r in result.rounds] == [24, 0, 0]
 
 
-def test_longer_trainings_are_followed_by_more_rounds(
-    make_clients: MakeClients, small_net: Net
-) -> None:
-    """One round for 15 epochs of the training, and at least two: 3 for 23 rounds of 2 epochs."""
-    trained = train(make_clients, small_net, rounds=23, local_epochs=2, batch_size=30)
-    assert len(sprint(trained).rounds) == 1 + 3
-    assert len(sprint(trained, local_epochs=1).rounds) == 1 + 3  # those of the training count
-    assert len(sprint(trained, anneal_rounds=1).rounds) == 1 + 1
+def test_a_part_of_an_epoch(make_clients: MakeClients, small_net: Net) -> None:
+    """A twentieth of 10 rounds of 2 epochs in two rounds: half an epoch each, 2 of 3 steps.
+
+    Client-1 sees half of its 6 removed samples in them, ceil(3 / 2) = 2 a step: 2 * (8 + 2), the
+    others 2 * 8 each. A sprint of 2 steps asks the teacher of the 16 samples in them and no more;
+    5 passes over 6 removed samples would be 15 a step, and there are 6: 2 * (8 + 6).
+    """
+    trained = train(make_clients, small_net, rounds=10, local_epochs=2)
+    result = sprint(trained, sprint_steps=2, anneal_share=0.05, anneal_rounds=2)
+    assert [r.cost.steps for r in result.rounds] == [2, 6, 6]
+    assert [r.cost.samples for r in result.rounds] == [28, 52, 52]
+    assert [r.cost.teacher_samples for r in result.rounds] == [16, 0, 0]
 
 
 @pytest.mark.parametrize(("unseen", "turns"), [("worse", 3), ("alike", 2)])
@@ -122,7 +129,7 @@ def test_further_turns_only_while_removed_samples_are_remembered(
             TensorExamples(data.batch(torch.arange(30))[0], (data.labels + 1) % 3, data.ids),
             torch.arange(30),
         )
-    small: dict[str, Any] = {"sprint_epochs": 1, "sprint_step": 0.01}
+    small: dict[str, Any] = {"sprint_steps": 3, "sprint_step": 0.01, "anneal_rounds": 2}
     result = sprint(trained, most_turns=3, test=test, **small)
     assert len(result.rounds) == turns + 2
     assert (result.rounds[turns - 1].cost.steps > 0) == (unseen == "worse")
@@ -157,7 +164,8 @@ def test_a_backdoor_goes_and_the_accuracy_stays(
 ) -> None:
     """A third of client-1's samples carry a trigger, a large last feature, and the label 0.
 
-    The old model has learned that; after a fifth of its training's samples it is forgotten.
+    The old model has learned that; after a fifth of its training's samples it is forgotten. The
+    training took 112 steps of this client, so the sprint is short.
     """
     clients = make_clients((60, 60, 60))
     points, labels = clients[0].retained.batch(torch.arange(60))
@@ -171,7 +179,7 @@ def test_a_backdoor_goes_and_the_accuracy_stays(
         test=test_set,
     )
     request = DeletionRequest("client-1", sample_ids=[f"c1-{i}" for i in range(20)])
-    result = sprint(trained, [request], test=test_set)
+    result = sprint(trained, [request], test=test_set, sprint_steps=6)
     triggered, true = test_set.batch((test_set.labels != 0).nonzero().flatten())
     triggered[:, -1] = 4.0
     fooled = [

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from goldfish.cli import _print_result, _state
+from goldfish.cli import _print_result
 from goldfish.results import Progress, Record
+from goldfish.terminal import state_of
 
 
 def test_a_request_that_was_not_honoured_ends_the_command_with_an_error(
@@ -51,9 +52,9 @@ def test_all_is_well(make_grown: Any, write_run: Any, capsys: pytest.CaptureFixt
 )
 def test_progress(measured: dict[str, float], expected: str) -> None:
     record = Record(round=1, accuracy=96.94, loss=0.1, mse=0.01, **measured)
-    assert _state(Progress(phase="goldfish", round=1, rounds=3, record=record)) == expected
+    assert state_of(Progress(phase="goldfish", round=1, rounds=3, record=record)) == expected
 
 
 def test_progress_without_numbers() -> None:
-    assert _state(Progress(phase="origin", round=0, rounds=3)) == ""
-    assert _state(Progress(phase="sisa", round=2, rounds=3, diverged="why")) == "diverged"
+    assert state_of(Progress(phase="origin", round=0, rounds=3)) == ""
+    assert state_of(Progress(phase="sisa", round=2, rounds=3, diverged="why")) == "diverged"

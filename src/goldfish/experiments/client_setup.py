@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -60,6 +60,8 @@ class ClientSetup:
     poisoned: tuple[str, ...] = ()
     """Those of them that carry the trigger and the attacker's label."""
     backdoor: Backdoor | None = None
+    canaries: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that have a wrong label, and which."""
 
     def to_json(self) -> str:
         """Return the setup as text, the same for equal setups."""
@@ -94,6 +96,7 @@ def shared_examples(
     train = load(setup.dataset or "", data_dir, path=path if setup.path else None).train
     if setup.poisoned:
         train = with_trigger(train, setup.poisoned, setup.backdoor)
+    train = with_canaries(train, setup.canaries)
     one = Partition("explicit", 0, {setup.client_id: setup.ids})
     return partitions.split(train, one)[setup.client_id]
 
@@ -121,6 +124,17 @@ def with_trigger(
     if unknown:
         raise ConfigError(f"The data has no sample {unknown[0]!r}, which is to carry a trigger.")
     return poison(train, torch.tensor([place[sample_id] for sample_id in poisoned]), backdoor)
+
+
+def with_canaries(train: TensorExamples, canaries: Mapping[str, int]) -> TensorExamples:
+    """Return the examples with the label of each canary; other ids are passed over."""
+    if not canaries:
+        return train
+    labels = train.labels.clone()
+    for position, sample_id in enumerate(train.ids):
+        if sample_id in canaries:
+            labels[position] = canaries[sample_id]
+    return TensorExamples(train.images, labels, train.ids, mean=train.mean, std=train.std)
 
 
 def on_device(examples: Subset, device: str) -> Examples:

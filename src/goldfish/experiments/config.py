@@ -125,6 +125,8 @@ class DeletionSettings(Selection):
     """With rate and training.shards: take shard after shard, so that few of them are hit."""
     trigger_size: Count = 3
     """Side of the trigger, in pixels."""
+    canaries: Count | None = None
+    """So many removed samples without a trigger get a wrong label, which shows who remembers."""
     then: list[LaterDeletion] = Field(default_factory=list)
     """Later requests, in order, each a [[deletion.then]] table with its ``after``."""
 
@@ -230,34 +232,33 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, seed: int | None =
 
     Paths inside the file are relative to it.
     """
+    values = read_toml(path)
+    for override in overrides:
+        set_value(values, *read_override(override))
+    if seed is not None:
+        values["seed"] = seed
+    make_absolute(values, path.parent)
+    return parse_config(values)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the values of a configuration, not checked yet."""
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration file {path}.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
-    for override in overrides:
-        set_value(values, *read_override(override))
-    if seed is not None:
-        values["seed"] = seed
-    _absolute(values, path.parent)
-    return parse_config(values)
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
     """Check a configuration that is already a mapping."""
-    unlearning = values.get("unlearning", {})
-    own = {}
-    rest = dict(values)
-    if isinstance(unlearning, Mapping):
-        own = {k: v for k, v in unlearning.items() if k in METHODS}
-        rest["unlearning"] = {k: v for k, v in unlearning.items() if k not in METHODS}
+    rest, own = split_methods(values)
     tables = _Tables.parse(rest)
-    methods = {}
-    for name in {**dict.fromkeys(tables.unlearning.methods), **own}:
-        methods[name] = method_named(name).settings.parse(own.get(name, {}), f"unlearning.{name}")
+    names = {**dict.fromkeys(tables.unlearning.methods), **own}
+    methods = {name: method_settings(name, own) for name in names}
     return Config(
         tables.seed,
         tables.data,
@@ -270,6 +271,22 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         tables.flower,
         tables.evaluation,
     )
+
+
+def split_methods(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a configuration without the tables of the methods, and these by method."""
+    unlearning = values.get("unlearning", {})
+    if not isinstance(unlearning, Mapping):
+        return dict(values), {}
+    own = {k: v for k, v in unlearning.items() if k in METHODS}
+    rest = {k: v for k, v in unlearning.items() if k not in METHODS}
+    return {**values, "unlearning": rest}, own
+
+
+def method_settings(name: str, own: Mapping[str, Any]) -> Settings:
+    """Return the settings of a method, from the tables of all that have one."""
+    settings: Settings = method_named(name).settings.parse(own.get(name, {}), f"unlearning.{name}")
+    return settings
 
 
 def read_override(override: str) -> tuple[str, Any]:
@@ -294,7 +311,8 @@ def set_value(values: dict[str, Any], key: str, value: Any) -> None:
     table[name] = value
 
 
-def _absolute(values: dict[str, Any], folder: Path) -> None:
+def make_absolute(values: dict[str, Any], folder: Path) -> None:
+    """Let the paths in a configuration that is not checked yet be relative to a folder."""
     data, deletion = values.get("data"), values.get("deletion")
     places = [(data, "path"), (data, "manifest"), (deletion, "samples")]
     places.append((values.get("flower"), "root_certificates"))

@@ -87,7 +87,7 @@ def _experiment(
     }
     history = KeptHistory(run, {index for rounds in kept.values() for index in rounds})
     plan = training_plan(federation, config.training, config.seed, scenario.test)
-    origin = yield from _run_phase(plan, original_training, run, evaluator, history=history)
+    origin = yield from recorded_phase(plan, original_training, run, evaluator, history=history)
     outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
     trained = replace(trained, params=origin.params, history=history)
     for name in sorted(methods, key=lambda name: name != YARDSTICK):  # the yardstick goes first
@@ -198,7 +198,7 @@ def _run_method(
         plan, work = own_training(
             trained.federation, method, settings, config.training, config.seed, scenario.test
         )
-        preparation = before = yield from _run_phase(plan, work, run, evaluator)
+        preparation = before = yield from recorded_phase(plan, work, run, evaluator)
         trained = replace(
             trained,
             params=before.params,
@@ -215,7 +215,7 @@ def _run_method(
         if scenario.partition is None:  # the clients alone know their data
             file(trained.federation, new, trained.honoured)
         plan = _unlearning_plan(config, scenario, method, trained, new, number)
-        after = yield from _run_phase(
+        after = yield from recorded_phase(
             plan, bind(method.unlearn, settings), run, evaluator, before.states
         )
         stages.append(after.records)
@@ -232,7 +232,7 @@ def _run_method(
     )
 
 
-def _run_phase(
+def recorded_phase(
     plan: Plan,
     work: Work,
     run: RunDirectory,

@@ -13,6 +13,7 @@ from goldfish.experiments.config import Config
 from goldfish.experiments.evidence import speed_up
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.files import write_whole
 from goldfish.results import (
     METRICS,
     YARDSTICK,
@@ -25,7 +26,7 @@ from goldfish.results import (
     Similarity,
     Spread,
 )
-from goldfish.store import RESULT, RunDirectory, write_whole
+from goldfish.store import RESULT, RunDirectory
 
 P = TypeVar("P", bound=Part)
 

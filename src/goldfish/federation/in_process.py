@@ -7,7 +7,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -164,6 +164,24 @@ class InProcess:
             for key, params in client.state.arrays.items()
             if key.startswith(f"{phase}/")
         )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many samples each client has, less those that it was asked to remove."""
+        return {c.id: len(set(c.retained.ids) - c.state.tombstones) for c in self._clients.values()}
+
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Take back what the clients keep and remember by the end."""
+        states = self.states()
+        remembered = {c.id: set(c.state.tombstones) for c in self._clients.values()}
+        try:
+            yield
+        finally:
+            self.restore(states)
+            for client in self._clients.values():
+                client.state.tombstones.intersection_update(remembered[client.id])
+            self._split.clear()
 
     def _jobs(self, tasks: Sequence[Task[Any]]) -> list[_Job]:
         """Return what workers do: all tasks of the clients pinned to a workspace, else one task."""

@@ -30,11 +30,12 @@ from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
+from goldfish.files import claim, write_whole
 from goldfish.flower.app_folder import write_app_folder
 from goldfish.flower.ops.processes import end_as_usual
 from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
 from goldfish.results import Progress
-from goldfish.store import CONFIG, RunDirectory, claim, write_whole
+from goldfish.store import CONFIG, RunDirectory
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
 CONNECTION = "goldfish"

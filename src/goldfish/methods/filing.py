@@ -28,8 +28,10 @@ def file(
     federation: Federation,
     requests: Sequence[DeletionRequest],
     honoured: Sequence[DeletionRequest] = (),
-) -> None:
+) -> list[str]:
     """Let the clients check and remember new requests; raise when one matches nothing.
+
+    Return the clients that did not answer.
 
     A client that cannot be reached now is told by the first task that it is given. A class that is
     asked for at several clients may be missing at some of them, but not at all. Where a request
@@ -56,6 +58,7 @@ def file(
             if len(asked) > 1:
                 who = f"None of the {len(asked)} clients that were asked holds a"
             raise ConfigError(f"{who} sample of class {label}: nothing would be removed.")
+    return [failure.client_id for failure in replies.failures]
 
 
 def file_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Update:

@@ -2,12 +2,13 @@
 
 Ours, not the paper's; the loss is the paper's. The model starts from the old one.
 
-1. The sprint: the clients that asked, and they alone, take some local epochs on their removed and
+1. The sprint: the clients that asked, and they alone, take some steps on their removed and
    remaining data with the complete Goldfish loss, and the mean of their results is the model. In
    ordinary rounds all other clients would thin out what they unteach. Where one of them still
-   remembers, by the loss of unseen samples on the server's test set, it takes another epoch.
-2. The rounds: all clients take one local epoch each. The step size starts anew and falls to 0 over
-   these rounds, along a cosine. The askers go on unteaching; the teacher is not asked any more.
+   remembers, by the loss of unseen samples on the server's test set, it takes some more.
+2. The rounds: all clients train, together as long as a share of the training. The step size starts
+   anew and falls to 0 over these rounds, along a cosine. The askers go on unteaching; the teacher
+   is not asked any more.
 
 ``docs/fast.md`` has what was measured and what was tried.
 """
@@ -17,15 +18,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from goldfish.methods.goldfish import GOLDFISH_STEP, goldfish_step
 from goldfish.methods.method import Method, Plan, ask, average
-from goldfish.methods.steps import nothing_to_learn
+from goldfish.methods.steps import (
+    answer,
+    check_asker,
+    nothing_to_learn,
+    task_generator,
+    teacher_of,
+    transform_of,
+)
 from goldfish.params import digest
 from goldfish.settings import (
     Count,
@@ -35,34 +42,36 @@ from goldfish.settings import (
     TrainingSettings,
     learning_rate_at,
 )
-from goldfish.training.fit import predict
+from goldfish.training.fit import batch_sizes, predict
+from goldfish.training.teacher import Teacher
 from goldfish.types import Client, Constant, Params, Round, Step, Task, Update, Workspace
-from goldfish.unlearning.basic_model import GoldfishSettings
+from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 
-EPOCHS_A_ROUND = 15
-"""By default there is one annealed round for each so many epochs of the training."""
+FURTHER = 1 / 3
+"""Length of a further turn of the sprint, as a share of the first."""
 
-FEWEST_ROUNDS = 2
-"""But no fewer than these: the cosine needs a large and a small step."""
-
-REMEMBERED = 0.25
+REMEMBERED = 0.5
 """Removed samples whose mean loss is below this share of that of unseen ones are remembered."""
 
 
 class GoldfishSprintSettings(Settings):
     """The settings of the sprint; its rounds are its own, whatever the other methods take."""
 
-    sprint_epochs: Count = 3
-    """Local epochs of the clients that asked, in the first turn of the sprint."""
+    sprint_steps: Count = 30
+    """SGD steps of the clients that asked, in the first turn of the sprint."""
+    sprint_passes: Positive = 5.0
+    """Passes over the removed data in these steps; a step takes no more of it than a batch."""
     most_turns: Count = 3
-    """Turns of the sprint: after the first, one epoch each, while removed data is remembered."""
-    anneal_rounds: Count | None = None
-    """Rounds of all clients after it; by default one for 15 epochs of training, at least 2."""
+    """Turns of the sprint; those after the first are a third as long, while data is remembered."""
+    anneal_share: Positive = 0.06
+    """Length of the rounds of all clients after it, as a share of the epochs of the training."""
+    anneal_rounds: Count = 8
+    """How many rounds they are."""
     sprint_step: Positive = 1.0
     """Step size of the sprint, as a share of the mean step size of the training."""
-    anneal_step: Positive = 1.5
+    anneal_step: Positive = 1.0
     """Step size of the first of these rounds, as such a share; a cosine brings it to 0."""
-    removed_weight: NonNegative = 1.0
+    removed_weight: NonNegative = 0.7
     """Weight of the removed data's part in the hard loss, equation (1)."""
     mu_c: NonNegative = 0.25
     """Weight of the confusion loss in equation (6)."""
@@ -71,8 +80,14 @@ class GoldfishSprintSettings(Settings):
 
 
 class SprintSettings(GoldfishSettings):
-    """What the clients that sprint are told."""
+    """What the clients are told, in the sprint and in the rounds."""
 
+    steps: Count | None = None
+    """SGD steps; without them, ``epochs`` count."""
+    epochs: Positive = 1.0
+    """Passes over the remaining data, or a part of one."""
+    removed_passes: Positive = 1.0
+    """Passes over the removed data in the meantime."""
     unseen_losses: Sequence[float | None] = ()
     """The model's mean loss on unseen samples of each class, None where there is none; empty in
     the first turn, which all of them take."""
@@ -87,27 +102,34 @@ def unlearn(plan: Plan, settings: GoldfishSprintSettings) -> Iterator[Round]:
         this = _turn(plan, settings, done + 1, params)
         done, params, turns = this.index, this.params, int(this.memo["turns"])
         yield this
-    rounds = anneal_rounds(plan, settings)
-    loss = GoldfishSettings(**_loss(settings, mu_d=0.0))
+    rounds = settings.anneal_rounds
+    before = plan.origin.settings
+    epochs = settings.anneal_share * before.rounds * before.local_epochs / rounds
+    loss = _told(settings, mu_d=0.0, epochs=epochs, removed_passes=epochs)
     for place in range(done - turns + 1, rounds + 1):
-        training = _training(plan, settings.anneal_step * cosine(place, rounds), local_epochs=1)
-        asked = ask(replace(plan, training=training), GOLDFISH_STEP, turns + place, params, loss)
+        training = _training(plan, settings.anneal_step * cosine(place, rounds))
+        asked = ask(replace(plan, training=training), SPRINT, turns + place, params, loss)
         params = average(asked.learned, plan.training)
         yield replace(asked, params=params, final=place == rounds, memo={"turns": turns})
 
 
 def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Params) -> Round:
     """Let the askers train: all of them in the first turn, those that still remember in others."""
-    epochs = settings.sprint_epochs if index == 1 else 1
-    training = _training(plan, settings.sprint_step, local_epochs=epochs)
+    share = 1.0 if index == 1 else FURTHER
+    told = _told(
+        settings,
+        mu_d=settings.mu_d,
+        steps=math.ceil(share * settings.sprint_steps),
+        removed_passes=share * settings.sprint_passes,
+    )
     unseen = plan.server.class_losses(params) if index > 1 and plan.server is not None else ()
     teacher = plan.origin.params
     asked = ask(
-        replace(plan, training=training),
+        replace(plan, training=_training(plan, settings.sprint_step)),
         SPRINT,
         index,
         params,
-        SprintSettings(**_loss(settings, settings.mu_d), unseen_losses=unseen),
+        told.model_copy(update={"unseen_losses": unseen}),
         constants={"teacher": Constant(teacher, digest(teacher))} if settings.mu_d else {},
         clients=plan.askers,
         quorum=1.0,  # the data of a client that fails here would stay in the model
@@ -119,32 +141,25 @@ def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Para
     return replace(asked, params=params, memo={"turns": index if ended else 0})
 
 
-def _training(plan: Plan, share: float, **changes: int | float) -> TrainingSettings:
-    """Return how clients train, each its data as a whole, at a share of the mean step size."""
-    training = plan.training
-    rounds = range(1, training.rounds + 1)
-    mean = sum(learning_rate_at(training, i, training.rounds) for i in rounds) / training.rounds
-    own = {"learning_rate": share * mean, "schedule": "constant", "shards": 1, **changes}
-    return training.model_copy(update=own)
-
-
-def _loss(settings: GoldfishSprintSettings, mu_d: float) -> dict[str, Any]:
-    """Return the settings of the Goldfish loss."""
-    return {
-        "student": "teacher",
-        "removed_weight": settings.removed_weight,
-        "mu_c": settings.mu_c,
-        "mu_d": mu_d,
-        "adaptive_temperature": False,
-        "local_stop": False,
-    }
-
-
-def anneal_rounds(plan: Plan, settings: GoldfishSprintSettings) -> int:
-    """Return how many rounds follow the sprint."""
+def _training(plan: Plan, share: float) -> TrainingSettings:
+    """Return how clients train, without shards, at a share of the training's mean step size."""
     before = plan.origin.settings
-    by_default = before.rounds * before.local_epochs // EPOCHS_A_ROUND
-    return settings.anneal_rounds or max(FEWEST_ROUNDS, by_default)
+    rounds = range(1, before.rounds + 1)
+    mean = sum(learning_rate_at(before, i, before.rounds) for i in rounds) / before.rounds
+    own = {"learning_rate": share * mean, "schedule": "constant", "shards": 1}
+    return plan.training.model_copy(update=own)
+
+
+def _told(settings: GoldfishSprintSettings, **more: Any) -> SprintSettings:
+    """Return what clients are told of the loss, and ``more``."""
+    return SprintSettings(
+        student="teacher",
+        removed_weight=settings.removed_weight,
+        mu_c=settings.mu_c,
+        adaptive_temperature=False,
+        local_stop=False,
+        **more,
+    )
 
 
 def cosine(place: int, rounds: int) -> float:
@@ -153,14 +168,39 @@ def cosine(place: int, rounds: int) -> float:
 
 
 def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace) -> Update:
-    """Take a turn of the sprint; after the first, only where removed samples are remembered."""
-    unseen = task.settings.unseen_losses
-    if unseen and client.removed is not None:
-        student = workspace.load("student", task.arrays["model"])
+    """Train on remaining and removed data; in a further turn, only where it is remembered."""
+    check_asker(task, client)
+    settings, training, retained = task.settings, task.training, client.retained
+    student = workspace.load("student", task.arrays["model"])
+    if settings.unseen_losses and client.removed is not None:
         logits = predict(student.module, client.removed)
-        if not remembers(logits, client.removed.labels.cpu(), unseen):
+        if not remembers(logits, client.removed.labels.cpu(), settings.unseen_losses):
             return nothing_to_learn(task)
-    return goldfish_step(cast("Task[GoldfishSettings]", task), client, workspace)
+    if not len(retained):
+        return nothing_to_learn(task)
+    in_epoch = len(batch_sizes(len(retained), training.batch_size))
+    steps = settings.steps or max(1, round(settings.epochs * in_epoch))
+    transform = transform_of(training)
+    teacher = None
+    if settings.mu_d > 0 and steps < in_epoch:  # of some samples it need not be asked
+        teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
+    elif settings.mu_d > 0:
+        teacher = teacher_of(task, client, workspace, "teacher", retained, transform)
+    fitted = retrain_student(
+        student,
+        teacher,
+        retained,
+        client.removed,
+        settings,
+        training,
+        learning_rate=task.context.learning_rate,
+        generator=task_generator(task, "batches"),
+        removed_generator=task_generator(task, "removed"),
+        transform=transform,
+        steps=steps,
+        removed_passes=settings.removed_passes,
+    )
+    return answer(task, student.params(), len(retained), [fitted])
 
 
 SPRINT = Step("sprint", sprint_step, SprintSettings)
@@ -193,7 +233,7 @@ GOLDFISH_SPRINT = Method(
     name="goldfish-sprint",
     summary="The askers unteach the old model, then a few annealed rounds: the fast one.",
     settings=GoldfishSprintSettings,
-    steps=[SPRINT, GOLDFISH_STEP],
+    steps=[SPRINT],
     unlearn=unlearn,
     kind="update adjustment",
     deletions=frozenset({"samples", "class"}),

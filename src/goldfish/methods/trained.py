@@ -12,6 +12,7 @@ from torch import nn
 
 from goldfish.errors import ConfigError, StoreError
 from goldfish.evaluation import Cost, Scores
+from goldfish.files import write_whole
 from goldfish.results import Part
 from goldfish.settings import TrainingSettings
 from goldfish.store import (
@@ -20,7 +21,6 @@ from goldfish.store import (
     RunDirectory,
     load_checkpoint,
     save_checkpoint,
-    write_whole,
 )
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (

@@ -13,10 +13,10 @@ from typing import IO, Any, Self
 from pydantic import ValidationError
 
 from goldfish.errors import StoreError
+from goldfish.files import append_line, claim, write_whole
 from goldfish.params import shapes_of
 from goldfish.results import ORIGIN, Record, in_words
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from goldfish.store.files import append_line, claim, write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
 
 CONFIG, METRICS, RESULT, PINNED = "config.toml", "metrics.jsonl", "result.json", "pinned.json"
@@ -108,7 +108,7 @@ class RunDirectory:
                 f"{written}, the configuration of a run, cannot be read: {error}. Mend it, or "
                 "choose another --out."
             ) from error
-        difference = _first_difference(there, _settings(config))
+        difference = first_difference(there, _settings(config))
         if difference is not None:
             raise StoreError(
                 f"{self.path} belongs to another configuration ({difference}). It was left as it "
@@ -281,8 +281,9 @@ def _is_empty(path: Path) -> bool:
     return path.is_dir() and all(entry.name == LOCK for entry in path.iterdir())
 
 
-def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """Say which setting differs, by its full name."""
+def first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Say which setting of two configurations differs, by its full name; None if none does."""
+    there, here = dict(_flat(there, "")), dict(_flat(here, ""))
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
             was, now = (repr(s[name]) if name in s else "not set" for s in (there, here))
@@ -291,11 +292,11 @@ def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str 
 
 
 def _settings(text: str) -> dict[str, Any]:
-    """Return all settings of a configuration by their full names.
+    """Return a configuration as tables.
 
     The seeds of a run of several stand in a comment at the top, and count.
     """
-    return dict(_flat(tomllib.loads(text.removeprefix("# ")), ""))
+    return tomllib.loads(text.removeprefix("# "))
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def fit(
     trainer = model.trainer(batches, objective, sgd, learning_rate, precondition, after_step)
     if not num_examples:
         raise DataError("There is no sample to train on.")
-    all_sizes = _batch_sizes(num_examples, settings.batch_size)
+    all_sizes = batch_sizes(num_examples, settings.batch_size)
     epoch_risks: list[float] = []
     steps = samples = 0
     for epoch in range(1, settings.local_epochs + 1):
@@ -78,7 +78,7 @@ def fit(
     return Fitted(epoch_risks, steps, samples)
 
 
-def _batch_sizes(count: int, size: int) -> list[int]:
+def batch_sizes(count: int, size: int) -> list[int]:
     """Return the sizes of the mini-batches of ``count`` samples.
 
     A single left-over sample joins the batch before it: BatchNorm cannot train on one sample.

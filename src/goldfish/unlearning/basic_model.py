@@ -19,7 +19,7 @@ from goldfish.errors import ConfigError, DivergenceError
 from goldfish.hardware.gpu import to_cpu
 from goldfish.settings import NonNegative, Positive, Settings, TrainingSettings
 from goldfish.training.batches import Batch, Transform, plain_batches, with_removed
-from goldfish.training.fit import Fitted, fit
+from goldfish.training.fit import Fitted, batch_sizes, fit
 from goldfish.training.sgd import Loss
 from goldfish.training.teacher import Teacher
 from goldfish.training.workspace import LoadedModel
@@ -95,13 +95,20 @@ def retrain_student(
     generator: torch.Generator,
     removed_generator: torch.Generator,
     transform: Transform | None = None,
+    steps: int | None = None,
+    removed_passes: float = 1.0,
 ) -> Fitted:
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
     ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that the
     order of the former is the one of every other method. Without a teacher there is neither a
-    distillation loss nor a local stop.
+    distillation loss nor a local stop. The training takes its local epochs, each with one pass over
+    the removed data; or so many ``steps``, with so many ``removed_passes`` in them.
     """
+    in_epoch = len(batch_sizes(len(retained), training.batch_size))
+    if steps is not None:
+        epochs = math.ceil(steps / in_epoch)
+        training = training.model_copy(update={"local_epochs": epochs})
     temperature = client_temperature(
         settings, len(retained), 0 if removed is None else len(removed)
     )
@@ -111,6 +118,8 @@ def retrain_student(
         batches = teacher.teach(batches, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
+        if steps is not None:
+            size = min(training.batch_size, math.ceil(removed_passes * len(removed) / steps))
         batches = with_removed(batches, removed, size, removed_generator)
 
     stop = None
@@ -133,6 +142,7 @@ def retrain_student(
             learning_rate=learning_rate,
             generator=generator,
             stop=stop,
+            max_steps=steps,
         )
     except DivergenceError as error:
         if settings.removed_term == "literal" and removed is not None:
@@ -144,7 +154,8 @@ def retrain_student(
     if teacher is None:
         return fitted
     if settings.mu_d > 0:
-        teacher.count(len(retained) * len(fitted.epoch_risks))
+        epochs, more = divmod(fitted.steps, in_epoch)
+        teacher.count(epochs * len(retained) + more * training.batch_size)
     return replace(fitted, teacher_samples=teacher.asked)
 
 

@@ -1,6 +1,6 @@
 """Kill -9 at random moments of a run on Flower: same bits, or a failure that is stated.
 
-    python benchmarks/kills.py --out DIR --kills 200 --seconds 3600
+    python benchmarks/kills_flower.py --out DIR --kills 200 --seconds 3600
 
 One deployment of two nodes on loopback; run after run of a small experiment on digits. In each run
 up to four processes are killed, one after the other, each at a random moment: a client app, a

@@ -63,10 +63,10 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def claim(path: Path) -> IO[bytes]:
+def claim(path: Path, instead: str = "choose another --out") -> IO[bytes]:
     """Take a lock file for this process; closing it, or the end of the process, frees it.
 
-    Whoever comes meanwhile is told which process holds it.
+    Whoever comes meanwhile is told which process holds it, and what to do ``instead`` of waiting.
     """
     try:
         make_folder(path.parent)
@@ -83,7 +83,7 @@ def claim(path: Path) -> IO[bytes]:
             owner = lock.read(20).decode(errors="replace") or "unknown"
         raise StoreError(
             f"{path.parent} is in use by another command (process {owner}). Wait until it has "
-            "ended, or choose another --out."
+            f"ended, or {instead}."
         ) from None
     except OSError as error:
         lock.close()

@@ -1,0 +1,216 @@
+"""What each method would cost, before any of them is run: :func:`plan`.
+
+A method is rehearsed: its server's side runs as it is, and of the clients one of each kind (one
+that asks, one that does not) takes each step once. What the others, and later rounds, would take
+follows from how much data they have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from goldfish.data import as_examples
+from goldfish.errors import ConfigError, GoldfishError
+from goldfish.evaluation import Cost, round_cost
+from goldfish.federation import InProcess
+from goldfish.methods import METHODS, Method, Trained, method_named
+from goldfish.settings import Settings
+from goldfish.types import (
+    DeletionRequest,
+    ModelFactory,
+    RoundReplies,
+    States,
+    Task,
+    Update,
+)
+from goldfish.workflow import (
+    Unlearned,
+    bind,
+    refuse_training,
+    run_phase,
+    unlearning_plan,
+)
+
+FAST, EXACT = "goldfish-sprint", "retrain"
+WORTH = 0.5
+"""The fast method is advised where it takes at most this share of what retraining takes: it is
+approximate, and its result must be looked at."""
+TEST_SAMPLES = 10
+"""Test samples on which a server measures models while a method is rehearsed."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a method would cost for some requests, or why it cannot serve them."""
+
+    method: str
+    guarantee: str
+    rounds: int = 0
+    cost: Cost = field(default_factory=Cost)
+    """About: a method that stops early, or passes over clients, takes less."""
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What each method would cost, the cheapest one first, and the one to take."""
+
+    estimates: Sequence[Estimate]
+    method: str
+    reason: str
+
+
+def plan(
+    trained: Trained | Unlearned,
+    requests: Sequence[DeletionRequest],
+    *,
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
+    rounds: int | None = None,
+    test: Any = None,
+    seconds_per_sample: float | None = None,
+) -> Advice:
+    """Say what each method would cost for these requests, and which one to take.
+
+    The arguments are those of :func:`goldfish.unlearn`; ``methods`` are the settings of each method
+    to look at, by default all methods as they are. ``seconds_per_sample`` is what the training took
+    on this machine, if that is known; otherwise a few steps are measured. Nothing is changed: the
+    clients neither unlearn nor remember the requests.
+    """
+    origin = trained.trained if isinstance(trained, Unlearned) else trained
+    federation = origin.federation
+    if not isinstance(federation, InProcess):
+        raise ConfigError("Methods are rehearsed in this process: goldfish.InProcess(...).")
+    wanted = {name: {} for name in METHODS} if methods is None else methods
+    few = None if test is None else as_examples(test)
+    estimates = []
+    for name, values in wanted.items():
+        method = method_named(name)
+        own = method.settings.parse(values)
+        rehearsal = _Rehearsal(federation)
+        with ExitStack() as undo:
+            undo.enter_context(federation.trial())
+            try:
+                refuse_training(origin, method, own)
+                full = unlearning_plan(
+                    replace(origin, federation=rehearsal),
+                    requests,
+                    method,
+                    own,
+                    training=origin.settings.model_copy(update={"server_samples": TEST_SAMPLES}),
+                    rounds=rounds or origin.settings.rounds,
+                    seed=origin.seed,
+                    test=few,
+                )
+                costs = list(rehearsal.costs(full, method, own, origin.states))
+                total = sum(costs, Cost())
+                estimates.append(Estimate(name, method.guarantee, len(costs), total))
+            except GoldfishError as error:
+                estimates.append(Estimate(name, method.guarantee, refused=str(error)))
+    if seconds_per_sample is not None:
+        estimates = _calibrated(estimates, seconds_per_sample)
+    estimates.sort(key=lambda own: (own.refused is not None, own.cost.seconds))
+    return Advice(estimates, *advise(estimates))
+
+
+def advise(estimates: Sequence[Estimate]) -> tuple[str, str]:
+    """Return the method to take, and why, in a sentence."""
+    able = {own.method: own for own in estimates if own.refused is None}
+    exact = [own for own in able.values() if own.guarantee == "exact"]
+    if not able:
+        raise ConfigError(f"No method can serve these requests. {estimates[0].refused}")
+    if not exact:
+        cheapest = min(able.values(), key=lambda own: own.cost.seconds)
+        return cheapest.method, "no exact method can serve these requests"
+    best = min(exact, key=lambda own: own.cost.seconds)
+    fast = able.get(FAST)
+    if fast is None:
+        return best.method, f"{FAST} cannot serve these requests, and {best.method} is exact"
+    share = fast.cost.seconds / best.cost.seconds
+    if share <= WORTH:
+        return FAST, f"it takes {share:.0%} of the time of {best.method}, and is approximate"
+    return best.method, f"it is exact, and {FAST} would still take {share:.0%} of its time"
+
+
+def _calibrated(estimates: Sequence[Estimate], seconds_per_sample: float) -> list[Estimate]:
+    """Scale all times so that retraining takes as long a sample as the training did."""
+    costs = [own.cost for own in estimates if own.method == EXACT and own.cost.seconds]
+    factor = seconds_per_sample * costs[0].samples / costs[0].seconds if costs else 1.0
+    return [
+        replace(own, cost=own.cost.model_copy(update={"seconds": factor * own.cost.seconds}))
+        for own in estimates
+    ]
+
+
+class _Rehearsal:
+    """A federation in which one client of each kind works, and the others are reckoned."""
+
+    def __init__(self, inner: InProcess) -> None:
+        self._inner = inner
+        self._known: dict[tuple[str, bool, str], tuple[str, Update, float]] = {}
+        self._seconds = 0.0
+        """What the clients would take, less what the rehearsal took."""
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """The ids of all clients."""
+        return self._inner.client_ids
+
+    @property
+    def model(self) -> ModelFactory:
+        """Builds the model."""
+        return self._inner.model
+
+    def costs(
+        self, full: Any, method: Method[Any], own: Settings, states: States | None
+    ) -> Iterator[Cost]:
+        """Yield what each round of a method would cost."""
+        for done in run_phase(full, bind(method.unlearn, own), states):
+            reckoned = round_cost(done.round, max(0.0, done.cost.seconds + self._seconds))
+            self._seconds = 0.0
+            yield reckoned
+
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        """Answer tasks by what one of each kind took."""
+        begin = time.perf_counter()
+        updates, times = [], []
+        for task in tasks:
+            update, seconds = self._answer(task)
+            updates.append(update)
+            times.append(seconds)
+        if times:
+            together = max(max(times), sum(times) / self._inner.workers)
+            self._seconds += together - (time.perf_counter() - begin)
+        return RoundReplies(updates, [])
+
+    def _answer(self, task: Task[Any]) -> tuple[Update, float]:
+        kind = (task.step.name, bool(task.requests), task.settings.model_dump_json())
+        if kind not in self._known:
+            for _ in range(2):  # the first time also prepares what later ones find
+                begin = time.perf_counter()
+                replies = self._inner.run([task])
+                seconds = time.perf_counter() - begin
+            for failure in replies.failures:
+                raise ConfigError(f"{failure.client_id}: {failure.cause}")
+            self._known[kind] = task.client_id, replies.updates[0], seconds
+        client, update, seconds = self._known[kind]
+        size = self._inner.sizes[task.client_id]
+        share = size / max(1, self._inner.sizes[client])
+        counted = {n: v if n == "loss" else share * v for n, v in update.metrics.items()}
+        learned = size if update.num_examples else 0
+        return Update(task.client_id, update.params, learned, counted), share * seconds
+
+    def states(self) -> States:
+        """Return what the clients keep."""
+        return self._inner.states()
+
+    def restore(self, states: States) -> None:
+        """Put back what :meth:`states` returned."""
+        self._inner.restore(states)
+
+    def bytes_kept(self, phase: str) -> int:
+        """Return how many bytes the clients keep under the name of a phase."""
+        return self._inner.bytes_kept(phase)

@@ -1,0 +1,133 @@
+"""What requests come to: which samples they name, and what the library is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from goldfish.data import Partition
+from goldfish.errors import ConfigError, DataError, unknown
+from goldfish.project.holdings import Holdings, key_of
+from goldfish.project.ledger import Kind, Request
+from goldfish.types import DeletionRequest
+
+LISTED = 10
+"""So many ids an error lists."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What requests come to: for the library, and by the keys of the samples."""
+
+    by_request: Mapping[str, DeletionRequest]
+    """What is asked of the library, by the id of the request in the ledger."""
+    keys: Mapping[str, set[str]]
+    """The keys that each request names, less what is gone."""
+    missing: int
+    """How many of these samples are not in the data any more."""
+
+    @property
+    def requests(self) -> list[DeletionRequest]:
+        """What the library is asked: equal requests once."""
+        return list(dict.fromkeys(self.by_request.values()))
+
+    @property
+    def done(self) -> list[str]:
+        """Requests of which nothing is left: other requests have removed it all."""
+        return [request for request in self.keys if request not in self.by_request]
+
+    def of_clients(self, requests: Sequence[str] | None = None) -> dict[str, set[str]]:
+        """Return the keys that these requests, or all, name, by client."""
+        found: dict[str, set[str]] = {}
+        for request in self.by_request if requests is None else requests:
+            client = self.by_request[request].client_id
+            found[client] = found.get(client, set()) | self.keys[request]
+        return found
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Who had which samples when the model was trained, and what is gone of them since."""
+
+    manifest: Partition
+    gone: Mapping[str, set[str]]
+    salt: str
+    own_data: bool
+    """Sample ids are each client's own."""
+
+    def left(self, client: str) -> set[str]:
+        """Return the keys of what a client has left; an unknown client is refused."""
+        if client not in self.manifest.clients:
+            hint = "'goldfish clients' lists all."
+            raise ConfigError(unknown("client", client, self.manifest.clients, hint))
+        return set(self.manifest.clients[client]) - self.gone[client]
+
+    def namer(self, client: str) -> Callable[[str], str]:
+        """Return what makes keys of a client's sample ids."""
+        return partial(key_of, self.salt, client=client if self.own_data else None)
+
+    def keys(
+        self, client: str, kind: Kind, content: Sequence[str], holdings: Holdings | None
+    ) -> set[str]:
+        """Return the keys that a request names; for a class, of the samples that are there."""
+        if kind == "samples":
+            return set(map(self.namer(client), content))
+        if kind == "class" and holdings is not None:
+            return holdings.of_class(client, int(content[0]))
+        return set(self.manifest.clients[client])
+
+    def check_samples(self, client: str, ids: Sequence[str]) -> None:
+        """Raise where a client never had some of the samples, or none of them is left."""
+        key, held = self.namer(client), set(self.manifest.clients[client])
+        strange = [sample_id for sample_id in ids if key(sample_id) not in held]
+        if strange:
+            more = f" and {len(strange) - LISTED} more" if len(strange) > LISTED else ""
+            raise ConfigError(
+                f"{client} never had {len(strange)} of these samples: "
+                f"{', '.join(strange[:LISTED])}{more}. Nothing was filed."
+            )
+        if self.gone[client].issuperset(map(key, ids)):
+            what = f"all of these samples of {client}" if ids else "all that is named: no sample"
+            raise ConfigError(f"The newest model is free of {what}. Nothing was filed.")
+
+    def empties(self, named: Mapping[str, set[str]]) -> bool:
+        """Tell whether, without these keys, no client has anything left."""
+        return all(named.get(c, set()) >= self.left(c) for c in self.manifest.clients)
+
+    def resolve(
+        self,
+        requests: Sequence[Request],
+        contents: Mapping[str, Sequence[str]],
+        holdings: Holdings,
+    ) -> Asked:
+        """Turn requests of the ledger into those of the library.
+
+        Requests that together take all that a client has are a leave. What is not in the data any
+        more must be asked for: a model would still know it.
+        """
+        keys = {
+            r.id: self.keys(r.client, r.kind, contents[r.id], holdings) - self.gone[r.client]
+            for r in requests
+        }
+        named: dict[str, set[str]] = {client: set() for client in self.manifest.clients}
+        for request in requests:
+            named[request.client] |= keys[request.id]
+        lost = {c: len(holdings.missing(c) - own - self.gone[c]) for c, own in named.items()}
+        if any(lost.values()):
+            which = ", ".join(f"{count} of {client}" for client, count in lost.items() if count)
+            raise DataError(
+                "Samples that the model was trained with are not in the data any more, and no "
+                f"request names them: {which}. Put them back, or file a request for them "
+                "('goldfish forget'); nothing was done."
+            )
+        by_request = {}
+        for r in requests:
+            if named[r.client] >= self.left(r.client):
+                by_request[r.id] = DeletionRequest(r.client)
+            elif keys[r.id] and r.kind == "class":
+                by_request[r.id] = DeletionRequest(r.client, class_label=int(contents[r.id][0]))
+            elif keys[r.id]:
+                by_request[r.id] = DeletionRequest(r.client, sample_ids=sorted(keys[r.id]))
+        missing = sum(len(keys[r.id] & holdings.missing(r.client)) for r in requests)
+        return Asked(by_request, keys, missing)

@@ -1,0 +1,345 @@
+"""The commands of a project directory: parse, call ``Project``, print.
+
+PyTorch is imported only where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from goldfish.errors import ConfigError
+from goldfish.terminal import (
+    DataDir,
+    Device,
+    DeviceOption,
+    Workers,
+    print_table,
+    resolve,
+    say,
+    show_progress,
+)
+
+if TYPE_CHECKING:
+    from goldfish.experiments.scenario import Machine
+    from goldfish.project.ledger import Request, Version
+    from goldfish.project.project import Project
+
+app = typer.Typer()
+
+Folder = Annotated[
+    Path, typer.Option("--project", metavar="DIR", help="The project; by default this folder.")
+]
+HERE = Path()
+
+
+@contextmanager
+def _open(folder: Path) -> Iterator[Project]:
+    from goldfish.project.project import Project
+
+    with Project.open(folder) as project:
+        yield project
+
+
+def _machine(data_dir: Path | None, device: Device, workers: int | None) -> Machine:
+    from goldfish.experiments.scenario import Machine
+
+    return Machine(data_dir, resolve(device), workers)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")] = HERE,
+) -> None:
+    """Make a project: a folder with a commented goldfish.toml that works as it stands."""
+    from goldfish.project.project import Project
+
+    say(f"{Project.init(folder)} is written: change it as you like, then run 'goldfish train'.")
+
+
+@app.command()
+def train(
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+) -> None:
+    """Train the project's first model version, or go on with it after an interruption."""
+    with _open(project) as opened:
+        if opened.ledger.versions():
+            opened.files.refuse_changes()
+            say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
+            return
+        steps = opened.train(_machine(data_dir, device, workers))
+        show_progress(steps, "goldfish train")
+        _say_version(opened, opened.current())
+
+
+@app.command("import")
+def import_(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A state dict: .safetensors, or what torch.save wrote.")
+    ],
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Take a model that was trained elsewhere, with this project's data, as version 1."""
+    with _open(project) as opened:
+        _say_version(opened, opened.adopt(checkpoint, _machine(data_dir, device, None)))
+
+
+@app.command()
+def clients(
+    client: Annotated[
+        str | None, typer.Argument(metavar="ID", help="List the sample ids of this one.")
+    ] = None,
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+) -> None:
+    """List the clients with their number of samples, or the sample ids of one of them."""
+    from goldfish.errors import unknown
+
+    with _open(project) as opened:
+        held = opened.samples(_machine(data_dir, Device.cpu, None))
+    if client is None:
+        print_table(("client", "samples"), ((name, str(len(ids))) for name, ids in held.items()))
+    elif client not in held:
+        raise ConfigError(unknown("client", client, held, "'goldfish clients' lists all."))
+    else:
+        typer.echo("\n".join(held[client]))
+
+
+@app.command()
+def forget(
+    client: Annotated[str, typer.Option("--client", metavar="ID", help="Whose data it is.")],
+    samples: Annotated[
+        Path | None, typer.Option("--samples", metavar="FILE", help="Sample ids, one a line.")
+    ] = None,
+    class_: Annotated[
+        int | None, typer.Option("--class", metavar="LABEL", min=0, help="All of this class.")
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="All that the client has: it leaves.")
+    ] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Kept in the ledger: name no sample in it.")
+    ] = "",
+    requested_at: Annotated[
+        datetime | None,
+        typer.Option("--requested-at", help="When the request came in (UTC); by default now."),
+    ] = None,
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+) -> None:
+    """File a deletion request, and say its number and until when it must be answered."""
+    if (samples is not None) + (class_ is not None) + all_ != 1:
+        raise ConfigError("Say what is to be forgotten: --samples FILE, --class LABEL or --all.")
+    at = None if requested_at is None else requested_at.replace(tzinfo=UTC)
+    with _open(project) as opened:
+        before = {request.id for request in opened.ledger.requests()}
+        filed = opened.forget(
+            client,
+            samples=None if samples is None else _read_ids(samples),
+            label=class_,
+            machine=_machine(data_dir, Device.cpu, None),
+            reason=reason,
+            requested_at=at,
+        )
+        already = " (it was filed before)" if filed.id in before else ""
+        say(f"{filed.id}{already}: {filed.client}, {_what(filed)}. Due on {filed.due_at:%Y-%m-%d}.")
+
+
+@app.command()
+def plan(
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="Look at this one; may be repeated. By default all."),
+    ] = None,
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+) -> None:
+    """Say what each method would cost for the pending requests, and which one to take."""
+    from goldfish.report.formatting import seconds, size
+
+    with _open(project) as opened:
+        found = opened.plan(_machine(data_dir, device, workers), method or ())
+    advice = found.advice
+    able = [own for own in advice.estimates if own.refused is None]
+    print_table(
+        ("method", "time", "samples", "rounds", "sent", "guarantee"),
+        (
+            (
+                own.method,
+                seconds(own.cost.seconds),
+                f"{own.cost.samples:.0f}",
+                str(own.rounds),
+                size(own.cost.bytes_sent),
+                own.guarantee,
+            )
+            for own in able
+        ),
+    )
+    for own in advice.estimates:
+        if own.refused is not None:
+            say(f"{own.refused.partition(': train with')[0].rstrip('.')}.")
+    for client, shards in found.shards.items():
+        say(f"Touched of {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
+    say(f"To be superseded: {', '.join(found.artefacts)}.")
+    say(f"Advice: goldfish unlearn --method {advice.method} ({advice.reason}).")
+
+
+@app.command()
+def unlearn(
+    method: Annotated[
+        str | None, typer.Option("--method", help="From 'goldfish methods'; by default the file's.")
+    ] = None,
+    project: Folder = HERE,
+    data_dir: DataDir = None,
+    device: DeviceOption = Device.auto,
+    workers: Workers = None,
+) -> None:
+    """Handle all pending requests in one pass: a new model version without what they name."""
+    with _open(project) as opened:
+        before = opened.current().number
+        steps = opened.unlearn(_machine(data_dir, device, workers), method)
+        show_progress(steps, "goldfish unlearn")
+        version = opened.current()
+        if version.number > before:
+            _say_version(opened, version)
+        for request in opened.pending():
+            say(f"{request.id} is still open: {request.failure or 'it came in meanwhile'}.")
+
+
+@app.command()
+def status(project: Folder = HERE) -> None:
+    """Show requests, model versions, due dates and what is overdue."""
+    from goldfish.report.formatting import plural
+
+    with _open(project) as opened:
+        versions, requests = opened.ledger.versions(), opened.ledger.requests()
+        if versions:
+            print_table(
+                ("version", "made by", "on", "accuracy %", "memory gap", "for"),
+                (_version_row(version) for version in versions),
+            )
+        if requests:
+            print_table(
+                ("request", "client", "what", "state", "due", ""),
+                (_request_row(request) for request in requests),
+            )
+        pending = opened.pending()
+        late = [request.id for request in requests if request.overdue()]
+        if late:
+            say(f"Overdue: {', '.join(late)}.")
+        if not versions:
+            say("There is no model yet: run 'goldfish train'.")
+        elif pending:
+            waiting = plural(len(pending), "request")
+            say(f"Still to be handled: {waiting}. 'goldfish plan', then 'goldfish unlearn'.")
+        elif opened.ledger.artefacts("quarantined"):
+            say("Old models that know removed samples are still there: 'goldfish purge'.")
+        else:
+            say("No request waits.")
+
+
+@app.command()
+def reject(project: Folder = HERE) -> None:
+    """Take the newest version back, before a purge: its requests are open again."""
+    with _open(project) as opened:
+        rejected = opened.current().number
+        before = opened.reject().number
+        say(f"v{rejected} is deleted, and v{before} the newest again. Its requests are open.")
+
+
+@app.command()
+def purge(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    project: Folder = HERE,
+) -> None:
+    """Delete what descends from removed samples, and close the requests: there is no way back."""
+    with _open(project) as opened:
+        gone = opened.purge(dry_run=dry_run)
+        for artefact in gone:
+            say(f"{'would be' if dry_run else 'is'} deleted: {artefact.path} ({artefact.kind})")
+        if not gone:
+            say("Nothing descends from removed samples.")
+
+
+@app.command()
+def lineage(
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+    ] = None,
+    project: Folder = HERE,
+) -> None:
+    """Show which model was made from which, for which requests, and what became of it."""
+    from goldfish.project.lineage import draw, lines
+
+    with _open(project) as opened:
+        for line in lines(opened.ledger):
+            say(line)
+        if picture is not None:
+            draw(opened.ledger, picture)
+            say(f"Drawn: {picture}")
+
+
+def _read_ids(path: Path) -> list[str]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--samples: {path} cannot be read: {error}.") from None
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _what(request: Request) -> str:
+    from goldfish.report.formatting import plural
+
+    named = {"samples": "", "class": ", a class", "all": ", all it has"}
+    return f"{plural(request.count or 0, 'sample')}{named[request.kind]}"
+
+
+def _say_version(project: Project, version: Version) -> None:
+    facts = version.facts
+    say(
+        f"v{version.number} ({version.made_by}): {_measured(facts['measures'])}. "
+        f"It lies in {project.files.version(version.number)}."
+    )
+    for tried, measures in facts.get("tried", {}).items():
+        why = measures.get("failed") or f"it lost too much: {_measured(measures)}."
+        say(f"{tried} was tried first, and {why}")
+    if "before" in facts:
+        say(f"The model before: {_measured(facts['before'])}.")
+        say("Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back.")
+
+
+def _measured(measures: Mapping[str, Any]) -> str:
+    gap = measures.get("memory_gap")
+    remembered = "" if gap is None else f", memory gap of the removed samples {gap:+.3f}"
+    return f"accuracy {measures['accuracy']:.1f} %{remembered}"
+
+
+def _version_row(version: Version) -> tuple[str, ...]:
+    measures = version.facts["measures"]
+    gap = measures.get("memory_gap")
+    return (
+        f"v{version.number}",
+        version.made_by,
+        f"{version.at:%Y-%m-%d}",
+        f"{measures['accuracy']:.1f}",
+        "–" if gap is None else f"{gap:+.3f}",
+        ", ".join(version.requests),
+    )
+
+
+def _request_row(request: Request) -> tuple[str, ...]:
+    note = request.failure or ("overdue" if request.overdue() else "")
+    due = f"{request.due_at:%Y-%m-%d}"
+    return request.id, request.client, _what(request), request.state, due, note

@@ -1,0 +1,190 @@
+"""The files of a project directory. They appear whole, and are their owner's alone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from goldfish.data import Partition
+from goldfish.errors import ConfigError, DataError, StoreError
+from goldfish.experiments.scenario import Machine
+from goldfish.files import claim, make_folder, sync_folder, write_whole
+from goldfish.methods.trained import MODEL, Trained
+from goldfish.project import FILE, find_project
+from goldfish.project.holdings import Holdings, load_holdings
+from goldfish.project.settings import TEMPLATE, ProjectSettings
+from goldfish.results import Part
+from goldfish.store import RunDirectory
+from goldfish.store.runs import first_difference
+
+PINNED, MANIFEST, GONE, LOCK = "project.json", "manifest.json", "gone.json", "lock"
+
+
+class Pinned(Part):
+    """The whole of ``project.json``: what a project is bound to since its first training."""
+
+    version: int = 1
+    salt: str
+    settings: dict[str, Any]
+    data: str | None
+    """A digest of the data, where ids are positions in it."""
+
+
+class ProjectFolder:
+    """Where a project keeps what.
+
+    ``goldfish.toml`` says what is trained; ``project.json`` and ``manifest.json`` what that was
+    when it was trained, and who held what; ``versions/vN`` holds the models, each with the keys of
+    the samples that it is free of; ``work/vN`` what is being made.
+    """
+
+    def __init__(self, path: Path, settings: ProjectSettings) -> None:
+        self.path = path
+        self.settings = settings
+
+    @staticmethod
+    def make(path: Path) -> Path:
+        """Make a project directory; return its settings' file."""
+        if (path / FILE).exists():
+            raise StoreError(f"{path} is a project already: it has a {FILE}.")
+        with private():
+            write_whole(path / FILE, TEMPLATE)
+        path.chmod(0o700)
+        return path / FILE
+
+    @classmethod
+    def find(cls, folder: Path) -> ProjectFolder:
+        """Return the project of this folder, or of the nearest one above it."""
+        found = find_project(folder)
+        if found is None:
+            raise ConfigError(
+                f"{folder} is no project: there is no {FILE}, here or above. "
+                "'goldfish init DIR' makes one; --project DIR names one."
+            )
+        return cls(found, ProjectSettings.read(found / FILE))
+
+    def version(self, number: int) -> Path:
+        """Return where a model version lies."""
+        return self.path / "versions" / f"v{number}"
+
+    def model(self, number: int) -> Path:
+        """Return the model file of a version."""
+        return self.version(number) / MODEL
+
+    def work(self, number: int) -> Path:
+        """Return where a version is made."""
+        return self.path / "work" / f"v{number}"
+
+    def rounds(self, number: int) -> RunDirectory:
+        """Return the folder in which a version is made, for its rounds."""
+        make_folder(self.work(number))
+        return RunDirectory(self.work(number))
+
+    def name(self, path: Path) -> str:
+        """Return a path as the ledger names it."""
+        return path.relative_to(self.path).as_posix()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Let this process alone change the project; what it writes is its owner's alone."""
+        with private(), claim(self.path / LOCK, "choose another project"):
+            for left_over in self.path.glob("**/.*.part"):
+                remove(left_over)  # it was being written when a command was killed
+            yield
+
+    def pinned(self) -> Pinned:
+        """Return what the project is bound to."""
+        return Pinned.read(self.path / PINNED)
+
+    def manifest(self) -> Partition:
+        """Return who held what when the project was first trained."""
+        try:
+            return Partition.from_json((self.path / MANIFEST).read_text())
+        except (OSError, DataError) as error:
+            raise StoreError(
+                f"{self.path / MANIFEST}, which says who holds what, cannot be read ({error}). "
+                "Put it back from a backup."
+            ) from error
+
+    def gone(self, number: int) -> dict[str, set[str]]:
+        """Return the keys of the samples that a version is free of, of every client."""
+        path = self.version(number) / GONE
+        try:
+            found = json.loads(path.read_bytes())
+            return {client: set(found.get(client, ())) for client in self.manifest().clients}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise StoreError(
+                f"{path}, which says what v{number} is free of, cannot be read ({error}). Put it "
+                "back from a backup."
+            ) from error
+
+    def refuse_changes(self) -> None:
+        """Raise where the settings are not those that the model was trained with."""
+        difference = first_difference(self.pinned().settings, self.settings.pinned)
+        if difference is not None:
+            raise ConfigError(
+                f"{self.path / FILE} was changed since the model was trained ({difference}). Set "
+                "it back, or train the changed federation in a new project."
+            )
+
+    def holdings(self, machine: Machine, *, begin: bool = False) -> Holdings:
+        """Read the data; with ``begin`` bind the project to it, unless that is done."""
+        if begin and not (self.path / PINNED).exists():
+            salt = secrets.token_hex(32)
+            holdings = load_holdings(self.settings, self.path, machine, salt, None)
+            write_whole(self.path / MANIFEST, holdings.manifest.to_json())
+            pinned = Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
+            write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")
+            return holdings
+        self.refuse_changes()
+        pinned = self.pinned()
+        holdings = load_holdings(self.settings, self.path, machine, pinned.salt, self.manifest())
+        if pinned.data is not None and holdings.digest != pinned.data:
+            raise DataError(
+                "The data is not the one that the model was trained with, and its samples have no "
+                "ids but their positions, which now mean other samples. Put it back as it was; "
+                "give samples ids of their own before you delete any (docs/own-model.md)."
+            )
+        return holdings
+
+    def write_version(self, number: int, trained: Trained, gone: Mapping[str, set[str]]) -> str:
+        """Write a model version, whole, and return the SHA-256 of its model file."""
+        folder = self.version(number)
+        part = folder.with_name(f".v{number}.part")
+        remove(folder)  # the ledger does not know it: its making was killed at the end
+        write_whole(part / GONE, json.dumps({c: sorted(keys) for c, keys in gone.items()}))
+        trained.save(part)
+        part.rename(folder)
+        sync_folder(folder.parent)
+        return sha256_of(folder / MODEL)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """Let files and folders that are made be their owner's alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

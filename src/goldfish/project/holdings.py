@@ -1,0 +1,255 @@
+"""Who holds what in a project: the clients' data, under names that tell nothing.
+
+No file of a project holds a sample's id. A sample is known by its *key*, a digest of its id under
+the project's salt: whoever reads a file of the project cannot tell which sample is meant, and the
+project still knows a removed sample when it meets it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from goldfish.data import DatasetExamples, Partition, Subset, TensorExamples, as_examples
+from goldfish.errors import ConfigError, DataError
+from goldfish.experiments.scenario import Machine, Scenario, divide, load_data
+from goldfish.models import model_factory
+from goldfish.project.settings import ProjectSettings
+from goldfish.types import Client, ClientState, DeletionRequest, Examples, ModelFactory
+
+
+def key_of(salt: str, sample_id: str, client: str | None = None) -> str:
+    """Return a sample's key; with ``client`` its id is that client's own."""
+    name = sample_id if client is None else f"{client}\0{sample_id}"
+    return hmac.digest(bytes.fromhex(salt), name.encode(), "sha256").hex()[:32]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The data of all clients as it is there now, and the server's test set."""
+
+    manifest: Partition
+    """The keys of all samples that each client had when the project was trained."""
+    data: Mapping[str, Examples]
+    """What is there of it."""
+    test: TensorExamples
+    model: ModelFactory
+    class_names: Sequence[str]
+    ids: Mapping[str, str]
+    """The id of each sample that is there, by its key; never written."""
+    digest: str | None
+    """Of the data, where ids are positions in it, which mean nothing in other data."""
+
+    def missing(self, client: str) -> set[str]:
+        """Return the keys of a client's samples that are not there any more."""
+        return set(self.manifest.clients[client]).difference(self.data[client].ids)
+
+    def of_class(self, client: str, label: int) -> set[str]:
+        """Return the keys of a client's samples of a class, of those that are there."""
+        held = self.data[client]
+        return {k for k, own in zip(held.ids, held.labels.tolist(), strict=True) if own == label}
+
+    def clients(self, gone: Mapping[str, Collection[str]]) -> list[Client]:
+        """Return the clients without the samples that are gone, for an engine.
+
+        These, and what is missing, are tombstones: shards stay as they were.
+        """
+        clients = []
+        for client_id, keys in self.manifest.clients.items():
+            held, lost = self.data[client_id], set(gone.get(client_id, ()))
+            left = [place for place, key in enumerate(held.ids) if key not in lost]
+            there = {held.ids[place] for place in left}
+            state = ClientState(tombstones=set(keys) - there)
+            clients.append(Client(client_id, Subset(held, left), state=state))
+        return clients
+
+    def scenario(
+        self,
+        clients: Sequence[Client],
+        device: str,
+        requests: Sequence[DeletionRequest] = (),
+        removed: Mapping[str, Collection[str]] | None = None,
+    ) -> Scenario:
+        """Return what models are measured by; ``removed`` are the keys that requests name."""
+        parts, holders = [], []
+        for client in clients:
+            wanted = set((removed or {}).get(client.id, ()))
+            found = [p for p, key in enumerate(client.retained.ids) if key in wanted]
+            if found:
+                parts.append(_in_memory(Subset(client.retained, found)))
+                holders += [client.id] * len(found)
+        together = _joined(parts).to(device) if parts else None
+        return Scenario(
+            clients=clients,
+            model=self.model,
+            setups={},
+            partition=self.manifest,
+            stages=[list(requests)],
+            test=self.test.to(device),
+            class_names=self.class_names,
+            removed=together,
+            poisoned=torch.zeros(len(holders), dtype=torch.bool),
+            true_labels=[] if together is None else together.labels.tolist(),
+            holders=holders,
+        )
+
+
+def load_holdings(
+    settings: ProjectSettings,
+    folder: Path,
+    machine: Machine,
+    salt: str,
+    manifest: Partition | None,
+) -> Holdings:
+    """Read the data that a project names; who holds what is as in ``manifest``, if there is one."""
+    if ":" in settings.tables.data.name or ":" in settings.tables.model.name:
+        sys.path.append(str(folder))
+    if settings.own_data:
+        return _own(settings, salt, manifest)
+    seed, named = settings.tables.seed, settings.tables.data
+    data = load_data(named, seed, machine.data_dir)
+    plain = data.train
+    keys = [key_of(salt, sample_id) for sample_id in plain.ids]
+    train = TensorExamples(plain.images, plain.labels, keys, mean=plain.mean, std=plain.std)
+    if manifest is None:
+        key = dict(zip(plain.ids, keys, strict=True))
+        parts = divide(named, seed, plain)
+        clients = {c: tuple(key[i] for i in ids) for c, ids in parts.clients.items()}
+        manifest = Partition(parts.kind, seed, clients)
+    on_device = train.to(machine.device)
+    digest = _digest([plain]) if _positions(plain.ids, named.limit_train is not None) else None
+    return Holdings(
+        manifest,
+        _held(manifest, dict.fromkeys(manifest.clients, on_device)),
+        data.test,
+        _model(settings, data.test, data.num_classes),
+        data.class_names,
+        dict(zip(keys, plain.ids, strict=True)),
+        digest,
+    )
+
+
+def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Holdings:
+    """Read data by the user's own function."""
+    clients, test = _call(settings.tables.data.name)
+    named: dict[str, Examples] = {}
+    ids: dict[str, str] = {}
+    for client_id, examples in clients.items():
+        keys = [key_of(salt, sample_id, client_id) for sample_id in examples.ids]
+        named[client_id] = _renamed(examples, keys)
+        ids |= dict(zip(keys, examples.ids, strict=True))
+    if manifest is None:
+        manifest = Partition("own", 0, {c: tuple(own.ids) for c, own in named.items()})
+    in_memory = _in_memory(test)
+    positional = [own for own in clients.values() if _positions(own.ids)]
+    labels = max(int(own.labels.max()) for own in (in_memory, *clients.values()) if len(own))
+    return Holdings(
+        manifest,
+        _held(manifest, named),
+        in_memory,
+        _model(settings, in_memory, labels + 1),
+        [str(label) for label in range(labels + 1)],
+        ids,
+        _digest(positional) if positional else None,
+    )
+
+
+def _call(name: str) -> tuple[dict[str, Examples], Examples]:
+    """Call the user's function and check what it returns."""
+    module, _, attribute = name.partition(":")
+    try:
+        load = getattr(importlib.import_module(module), attribute)
+        found: Any = load()
+    except Exception as error:
+        raise ConfigError(
+            f"data.name: {name} cannot be called ({type(error).__name__}: {error}). It names a "
+            "function in a Python file of the project's folder, and takes no arguments."
+        ) from error
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
+        raise ConfigError(
+            f"data.name: {name} returns the data of each client by its name, as a dict, and the "
+            "server's test set: (clients, test)."
+        )
+    clients = {str(client): as_examples(data) for client, data in found[0].items()}
+    return clients, as_examples(found[1])
+
+
+def _held(manifest: Partition, data: Mapping[str, Examples]) -> dict[str, Examples]:
+    """Return, of each client, the samples of the manifest that are there, in its order."""
+    held: dict[str, Examples] = {}
+    places: dict[int, dict[str, int]] = {}
+    for client_id, keys in manifest.clients.items():
+        examples = data.get(client_id)
+        if examples is None:
+            held[client_id] = Subset(next(iter(data.values())), [])
+            continue
+        if id(examples) not in places:
+            places[id(examples)] = {key: place for place, key in enumerate(examples.ids)}
+        place = places[id(examples)]
+        held[client_id] = Subset(examples, [place[key] for key in keys if key in place])
+    return held
+
+
+def _model(settings: ProjectSettings, test: TensorExamples, classes: int) -> ModelFactory:
+    model = settings.tables.model
+    shape = tuple(test.images.shape[1:])
+    return model_factory(
+        model.name,
+        num_classes=classes,
+        image_shape=shape,  # type: ignore[arg-type]
+        options=model.options,
+    )
+
+
+def _positions(ids: Sequence[str], drawn: bool = False) -> bool:
+    """Tell whether ids are places in the data, or in that which it was drawn from: no names."""
+    if drawn:
+        return all(sample_id.isdecimal() for sample_id in ids)
+    return list(ids) == [str(place) for place in range(len(ids))]
+
+
+def _digest(parts: Iterable[Examples]) -> str:
+    """Return a digest of data: ids, labels and inputs, in order."""
+    content = hashlib.sha256()
+    for examples in parts:
+        known = examples if isinstance(examples, TensorExamples) else _in_memory(examples)
+        content.update("\n".join(known.ids).encode())
+        for tensor in (known.labels, known.images):
+            content.update(tensor.cpu().contiguous().numpy().tobytes())
+    return content.hexdigest()
+
+
+def _renamed(examples: Examples, ids: Sequence[str]) -> Examples:
+    if isinstance(examples, TensorExamples):
+        return TensorExamples(
+            examples.images, examples.labels, ids, mean=examples.mean, std=examples.std
+        )
+    if isinstance(examples, DatasetExamples):
+        return DatasetExamples(examples.dataset, ids)
+    raise DataError(
+        f"A client's data is a dataset or TensorExamples, not {type(examples).__name__}."
+    )
+
+
+def _in_memory(examples: Examples) -> TensorExamples:
+    """Return examples as tensors, their inputs as a model sees them."""
+    if isinstance(examples, TensorExamples):
+        return examples
+    inputs, labels = examples.batch(torch.arange(len(examples)))
+    return TensorExamples(inputs, labels, list(examples.ids))
+
+
+def _joined(parts: Sequence[TensorExamples]) -> TensorExamples:
+    return TensorExamples(
+        torch.cat([part.images for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        [sample_id for part in parts for sample_id in part.ids],
+    )

@@ -1,0 +1,678 @@
+"""A project: one's own federation, its model versions, and the requests to forget.
+
+Every call that changes something can be killed at any time and called again: files appear whole,
+and what the ledger says happened, happened.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from goldfish.data import TensorExamples
+from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
+from goldfish.experiments.evaluator import Evaluator
+from goldfish.experiments.evidence import Outcome
+from goldfish.experiments.runner import recorded_phase
+from goldfish.experiments.scenario import Machine
+from goldfish.federation import InProcess
+from goldfish.files import write_whole
+from goldfish.methods import (
+    METHODS,
+    Method,
+    Plan,
+    Trained,
+    deletion_kind,
+    load,
+    method_named,
+    not_honoured,
+    notes_of,
+)
+from goldfish.methods.filing import file
+from goldfish.planning import EXACT, FAST, Advice, plan
+from goldfish.project.asking import Asked, Registry
+from goldfish.project.folder import ProjectFolder, private, remove, sha256_of
+from goldfish.project.holdings import Holdings
+from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
+from goldfish.project.settings import AUTO, ProjectSettings
+from goldfish.results import MARGINS, Cost, Final, Part, Progress
+from goldfish.settings import Settings
+from goldfish.store import KeptHistory
+from goldfish.types import DeletionRequest, States
+from goldfish.unlearning.optimization import shard_numbers
+from goldfish.workflow import (
+    Work,
+    bind,
+    original_training,
+    own_training,
+    refuse_training,
+    trained_after,
+    training_plan,
+    unlearning_plan,
+)
+
+BEGUN = "pass.json"
+WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
+PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
+"""Requests in these states are still to be handled; one that failed is tried again."""
+
+
+class _Pass(Part):
+    """The whole of ``pass.json``: what a version in the making is to honour, and how."""
+
+    method: str
+    auto: bool
+    """It is the fast method, and nobody asked for it by name."""
+    requests: list[str]
+    tried: dict[str, Any] | None = None
+    """What the fast method's model scored, where that was not good enough, or why it failed."""
+
+
+@dataclass(frozen=True)
+class _Making:
+    """How a version is made."""
+
+    method: Method[Any]
+    settings: Settings
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class _Now:
+    """The newest version with all that it takes to unlearn from it."""
+
+    version: Version
+    registry: Registry
+    holdings: Holdings
+    trained: Trained
+
+
+@dataclass(frozen=True)
+class ProjectPlan:
+    """What it takes to handle the pending requests."""
+
+    advice: Advice
+    shards: Mapping[str, Sequence[int]]
+    """The shards of each client whose data is removed; one shard is a client's whole data."""
+    artefacts: Sequence[str]
+    """The models and updates that know the data, and will be superseded."""
+
+
+class Project:
+    """A project directory. :meth:`init` makes one, :meth:`open` opens it; a context manager."""
+
+    def __init__(self, files: ProjectFolder, ledger: Ledger) -> None:
+        self.files = files
+        self.folder = files.path
+        self.ledger = ledger
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _where: TracebackType | None,
+    ) -> None:
+        self.ledger.close()
+
+    @staticmethod
+    def init(folder: Path) -> Path:
+        """Make a project directory with a configuration that works as it stands."""
+        return ProjectFolder.make(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> Project:
+        """Open the project of this folder, or of the nearest one above it."""
+        found = ProjectFolder.find(folder)
+        url = found.settings.tables.ledger
+        with private():
+            return cls(found, Ledger.open(url if "://" in url else found.path / url))
+
+    @property
+    def settings(self) -> ProjectSettings:
+        """What ``goldfish.toml`` says."""
+        return self.files.settings
+
+    # Versions
+
+    def train(self, machine: Machine) -> Iterator[Progress]:
+        """Train version 1, or go on with it; yield the progress.
+
+        Nothing is yielded where a version is there already.
+        """
+        with self._working():
+            if self.ledger.versions():
+                self.files.refuse_changes()
+                return
+            holdings = self.files.holdings(machine, begin=True)
+            tables, rounds = self.settings.tables, self.files.rounds(1)
+            clients = holdings.clients({})
+            federation = _federation(holdings, {}, machine)
+            scenario = holdings.scenario(clients, machine.device)
+            own = _own_training(self.settings)
+            kept: set[int] = set()
+            if own is None:
+                todo = training_plan(federation, tables.training, tables.seed, scenario.test)
+                work: Work = original_training
+                for name in tables.unlearning.keep_for:
+                    of_method = self.settings.of_method(name)
+                    kept.update(METHODS[name].kept_rounds(of_method, tables.training.rounds))
+            else:
+                todo, work = own_training(
+                    federation,
+                    own,
+                    self.settings.of_method(own.name),
+                    tables.training,
+                    tables.seed,
+                    scenario.test,
+                )
+            history = KeptHistory(rounds, kept)
+            evaluator = Evaluator(scenario, machine.device)
+            done = yield from recorded_phase(todo, work, rounds, evaluator, history=history)
+            trained = Trained(
+                federation,
+                done.params,
+                tables.training,
+                tables.seed,
+                phase=todo.phase,
+                history=history,
+                method=None if own is None else own.name,
+                memo=done.memo,
+                states=done.states,
+            )
+            facts = _facts(evaluator.measure(done.params), [r.cost for r in done.records])
+            self._publish(trained, "train", facts, {})
+
+    def adopt(self, checkpoint: Path, machine: Machine) -> Version:
+        """Take a model that was trained elsewhere, with this project's data, as version 1."""
+        with self._working():
+            if self.ledger.versions() or self.files.work(1).exists():
+                raise StoreError(
+                    f"{self.folder} has a model already, or one in training. 'goldfish "
+                    "import' is for a new project."
+                )
+            state = _read_state(checkpoint)
+            holdings = self.files.holdings(machine, begin=True)
+            tables = self.settings.tables
+            federation = _federation(holdings, {}, machine)
+            values = tables.training.model_dump()
+            trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
+            scenario = holdings.scenario(holdings.clients({}), machine.device)
+            facts = _facts(Evaluator(scenario, machine.device).measure(trained.params), [])
+            return self._publish(trained, "import", facts, {})
+
+    def current(self) -> Version:
+        """Return the newest model version that was not rejected."""
+        models = {a.version for a in self.ledger.artefacts("current") if a.kind == "model"}
+        versions = [version for version in self.ledger.versions() if version.number in models]
+        if not versions:
+            raise ConfigError(f"{self.folder} has no model yet. Run 'goldfish train' first.")
+        return versions[-1]
+
+    def load(self, version: Version, federation: InProcess) -> Trained:
+        """Return a model version, once its file is seen to be the one that was written."""
+        model = self.files.model(version.number)
+        state = {a.path: a.state for a in self.ledger.artefacts()}.get(self.files.name(model))
+        if state != "current":
+            raise StoreError(
+                f"v{version.number} is {state}: it knows samples that were removed since, and is "
+                "no starting point any more."
+            )
+        if not model.exists() or sha256_of(model) != version.sha256:
+            raise StoreError(
+                f"{model} is not the file that was written (its SHA-256 is another, or it is "
+                "missing). Nothing was done: put it back from a backup."
+            )
+        return load(model.parent, federation)
+
+    def samples(self, machine: Machine) -> dict[str, list[str]]:
+        """Return the ids of the samples that each client has, less those that are removed."""
+        holdings = self.files.holdings(machine)
+        clients = holdings.clients(self.files.gone(self.current().number))
+        return {c.id: [holdings.ids[key] for key in c.retained.ids] for c in clients}
+
+    # Requests
+
+    def pending(self) -> list[Request]:
+        """Return the requests that are still to be handled, oldest first."""
+        return self.ledger.requests(*PENDING)
+
+    def forget(
+        self,
+        client: str,
+        *,
+        samples: Sequence[str] | None = None,
+        label: int | None = None,
+        machine: Machine,
+        reason: str = "",
+        requested_at: datetime | None = None,
+    ) -> Request:
+        """File a request: samples by id, a class, or (neither given) all that the client has.
+
+        It is checked against what the client had when the model was trained. The same request
+        again is the one that was filed.
+        """
+        version = self.current()
+        self.files.refuse_changes()
+        registry = self._registry(version)
+        left = registry.left(client)
+        if not left:
+            raise ConfigError(
+                f"{client} has left with all of its data: v{version.number} is free of it."
+            )
+        kind: Kind = "all"
+        content: Sequence[str] = ()
+        if samples is not None:
+            kind, content = "samples", tuple(dict.fromkeys(samples))
+            if self.files.pinned().data is not None:
+                self.files.holdings(machine)  # it refuses other data than that of the training
+            registry.check_samples(client, content)
+        elif label is not None:
+            kind, content = "class", (str(label),)
+        pending = self.pending()
+        of_class = "class" in (kind, *(other.kind for other in pending))
+        holdings = self.files.holdings(machine) if of_class else None
+        keys = registry.keys(client, kind, content, holdings) & left
+        if not keys:
+            raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
+        named = {client: keys}
+        for other in pending:
+            of_other = self.ledger.content(other.id).ids
+            own = registry.keys(other.client, other.kind, of_other, holdings)
+            named[other.client] = named.get(other.client, set()) | own
+        if registry.empties(named):
+            raise ConfigError(
+                "With this request all data of all clients is asked for, and no model can be made "
+                "of none. Nothing was filed: delete the project's folder instead."
+            )
+        return self.ledger.file(
+            client,
+            kind,
+            content[0] if kind == "class" else content,
+            count=len(keys),
+            reason=reason,
+            requested_at=requested_at,
+            due_days=self.settings.tables.requests.due_days,
+        )
+
+    def plan(self, machine: Machine, methods: Sequence[str] = ()) -> ProjectPlan:
+        """Say what each of these methods, or of all, would cost for the pending requests.
+
+        Times are those of a few measured steps, scaled by what the training took here.
+        """
+        now = self._now(machine)
+        asked = self._ask(self.pending(), now)
+        tables = self.settings.tables
+        known = [v.facts["cost"] for v in self.ledger.versions() if v.facts["cost"]["samples"]]
+        advice = plan(
+            now.trained,
+            asked.requests,
+            methods={n: self.settings.methods.get(n, {}) for n in methods or METHODS},
+            rounds=tables.unlearning.rounds,
+            test=now.holdings.test.to(machine.device),
+            seconds_per_sample=known[0]["seconds"] / known[0]["samples"] if known else None,
+        )
+        shards = {}
+        for client, keys in asked.of_clients().items():
+            ids = now.registry.manifest.clients[client]
+            shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
+            shards[client] = sorted({shard[key] for key in keys})
+        for request in self.ledger.requests("received"):
+            self.ledger.move(request.id, "planned", advised=advice.method)
+        return ProjectPlan(advice, shards, [a.path for a in self.ledger.artefacts("current")])
+
+    # Unlearning
+
+    def unlearn(self, machine: Machine, method: str | None = None) -> Iterator[Progress]:
+        """Handle all pending requests in one pass and make a new version; yield the progress.
+
+        A pass that was interrupted goes on, with the requests that it began with. Where "auto" took
+        the fast method, and it failed or its model lost too much accuracy, the pass retrains.
+        """
+        with self._working():
+            now = self._now(machine)
+            rounds = self.files.rounds(len(self.ledger.versions()) + 1)
+            begun, asked = self._begin(now, rounds.path, method)
+            held = now.holdings
+            clients = held.clients(now.registry.gone)
+            named = asked.of_clients()
+            scenario = held.scenario(clients, machine.device, asked.requests, named)
+            evaluator = Evaluator(scenario, machine.device)
+            before = evaluator.measure(now.trained.params, asked.requests)
+            base = max(before.accuracy, self._base_accuracy(now.version))
+            while True:
+                making = self._making(begun.method, now, asked, scenario.test)
+                for request in begun.requests:
+                    self._advance(request, "running", method=begun.method)
+                try:
+                    done = yield from recorded_phase(
+                        making.plan,
+                        bind(making.method.unlearn, making.settings),
+                        rounds,
+                        evaluator,
+                        now.trained.states or {},
+                    )
+                    lost = _lost(making.plan, done, asked)
+                except (ConfigError, DataError, DivergenceError, QuorumError) as error:
+                    if not begun.auto:
+                        self._fail(begun.requests, str(error))
+                        remove(rounds.path)
+                        raise
+                    tried = {"failed": str(error)}
+                else:
+                    found = evaluator.measure(done.params, asked.requests)
+                    if not begun.auto or base - found.accuracy < MARGINS.collapse:
+                        break
+                    tried = _measures(found)
+                begun = begun.model_copy(update={"method": EXACT, "auto": False, "tried": tried})
+                write_whole(rounds.path / BEGUN, begun.model_dump_json())
+            facts = _facts(
+                found,
+                [record.cost for record in done.records],
+                guarantee=making.method.guarantee,
+                notes=list(notes_of(making.method, making.plan, making.settings)),
+                before=_measures(before),
+                tried={FAST: begun.tried} if begun.tried else {},
+            )
+            failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
+            honoured = [r for r in asked.by_request if r not in failed]
+            removed = asked.of_clients(honoured)
+            leaves = [d for d in making.plan.requests if deletion_kind(d) == "client"]
+            after = replace(
+                trained_after(making.plan, done.params, done.memo, []),
+                # What knew removed samples is not kept, and no client has them any more.
+                history={},
+                states=_free(done.states, now.trained.states or {}, making.method, removed),
+                honoured=[d for d in leaves if d not in lost],
+            )
+            gone = now.registry.gone
+            free = {client: keys | removed.get(client, set()) for client, keys in gone.items()}
+            self._publish(after, begun.method, facts, free, parent=now.version, requests=honoured)
+            for request, reason in failed.items():
+                self._fail([request], reason)
+
+    def reject(self) -> Version:
+        """Take the newest version back, as long as the one before is not purged; return that.
+
+        Its requests are open again.
+        """
+        with self._working():
+            rejected = self.current()
+            before = [a for a in self.ledger.artefacts() if a.version == rejected.parent]
+            if not before or any(artefact.state != "quarantined" for artefact in before):
+                raise ConfigError(
+                    f"v{rejected.number} cannot be rejected: there is no version before it any "
+                    "more."
+                )
+            with self.ledger.together():
+                for artefact in self.ledger.artefacts("current"):
+                    self.ledger.move_artefact(artefact.path, "purged", rejected=True)
+                for artefact in before:
+                    self.ledger.move_artefact(artefact.path, "current")
+                self._fail(rejected.requests, f"v{rejected.number} was rejected")
+            remove(self.files.version(rejected.number))
+        return self.current()
+
+    def purge(self, *, dry_run: bool = False) -> list[Artefact]:
+        """Delete what descends from removed samples, and return it; requests are then closed.
+
+        To purge is to accept the newest version: there is no way back.
+        """
+        with self._working():
+            old = self.ledger.artefacts("quarantined")
+            if dry_run:
+                return old
+            for artefact in old:
+                remove(self.folder / artefact.path)
+            for number in {a.version for a in old if a.version is not None}:
+                remove(self.files.version(number))
+            with self.ledger.together():
+                for artefact in old:
+                    self.ledger.move_artefact(artefact.path, "purged")
+                for request in self.ledger.requests("audited"):
+                    self.ledger.move(request.id, "closed")
+            self.ledger.forget_ids(*(r.id for r in self.ledger.requests("closed")))
+            return old
+
+    # Parts of the above
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Let this process alone change the project, and clear what a killed one left."""
+        with self.files.working():
+            models = {a.version: a.state for a in self.ledger.artefacts() if a.kind == "model"}
+            for number, state in models.items():
+                if number is not None:
+                    remove(self.files.work(number))
+                    if state == "purged":
+                        remove(self.files.version(number))
+            yield
+
+    def _registry(self, version: Version) -> Registry:
+        gone, salt = self.files.gone(version.number), self.files.pinned().salt
+        return Registry(self.files.manifest(), gone, salt, self.settings.own_data)
+
+    def _now(self, machine: Machine) -> _Now:
+        version = self.current()
+        registry, holdings = self._registry(version), self.files.holdings(machine)
+        federation = _federation(holdings, registry.gone, machine)
+        return _Now(version, registry, holdings, self.load(version, federation))
+
+    def _ask(self, requests: Sequence[Request], now: _Now) -> Asked:
+        if not requests:
+            raise ConfigError("No request waits: there is nothing to unlearn.")
+        contents = {request.id: self.ledger.content(request.id).ids for request in requests}
+        return now.registry.resolve(requests, contents, now.holdings)
+
+    def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
+        """Leave the requests of clients that are not there open, and end those that are done."""
+        for request in asked.done:
+            self._advance(request, "audited", note="other requests had removed all of it")
+        if not asked.by_request:
+            raise ConfigError("The newest model is free of all that is asked for.")
+        absent = set(file(trained.federation, asked.requests, trained.honoured))
+        away = [r for r, own in asked.by_request.items() if own.client_id in absent]
+        self._fail(away, "the client was not there")
+        left = {r: own for r, own in asked.by_request.items() if r not in away}
+        if not left:
+            raise QuorumError(
+                f"No client that asked is there ({', '.join(sorted(absent))}): the requests stay "
+                "open."
+            )
+        return replace(asked, by_request=left)
+
+    def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked]:
+        """Return the pass that was interrupted, or a new one, and what it is to honour."""
+        path = folder / BEGUN
+        if path.exists():
+            begun = _Pass.read(path)
+            if method not in (None, begun.method):
+                raise ConfigError(
+                    f"{folder.name} is being made with {begun.method}. Go on without --method, or "
+                    f"delete {folder} to begin anew."
+                )
+            return begun, self._ask(list(map(self.ledger.request, begun.requests)), now)
+        asked = self._without_absent(self._ask(self.pending(), now), now.trained)
+        name = method or self.settings.tables.unlearning.method
+        if auto := name == AUTO:
+            leaves = any(deletion_kind(request) == "client" for request in asked.requests)
+            name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
+        begun = _Pass(method=name, auto=auto and name == FAST, requests=list(asked.by_request))
+        self._making(name, now, asked, now.holdings.test)  # or raise, before anything is noted
+        write_whole(path, begun.model_dump_json())
+        return begun, asked
+
+    def _making(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> _Making:
+        """Return how a method makes the next version; raise where it cannot do what is asked."""
+        method, tables = method_named(name), self.settings.tables
+        own = self.settings.of_method(name)
+        refuse_training(now.trained, method, own)
+        todo = unlearning_plan(
+            now.trained,
+            asked.requests,
+            method,
+            own,
+            training=tables.training,
+            rounds=tables.unlearning.rounds or tables.training.rounds,
+            seed=tables.seed + now.version.number,  # each version has draws of its own
+            test=test,
+        )
+        if asked.missing and todo.askers:
+            raise ConfigError(
+                f"{asked.missing} of the samples that are to be forgotten are not in the data any "
+                f"more, and {name} must show them to the old model once more. Use a method that "
+                "starts anew: --method retrain."
+            )
+        return _Making(method, own, todo)
+
+    def _base_accuracy(self, version: Version) -> float:
+        """Return the accuracy of the last version that was trained, and not repaired."""
+        versions = {found.number: found for found in self.ledger.versions()}
+        while version.parent is not None and version.facts["guarantee"] != "exact":
+            version = versions[version.parent]
+        return float(version.facts["measures"]["accuracy"])
+
+    def _advance(self, request: str, state: State, **facts: Any) -> None:
+        """Bring a request forward to a state, through those between; never back."""
+        with self.ledger.together():
+            now = self.ledger.request(request).state
+            if now == "failed":
+                now = self.ledger.move(request, "received").state
+            for between in WAY[WAY.index(now) + 1 : WAY.index(state) + 1]:
+                self.ledger.move(request, between, **(facts if between == state else {}))
+
+    def _fail(self, requests: Iterable[str], reason: str) -> None:
+        with self.ledger.together():
+            for request in requests:
+                if self.ledger.request(request).state != "failed":
+                    self.ledger.move(request, "failed", reason=reason)
+
+    def _publish(
+        self,
+        trained: Trained,
+        made_by: str,
+        facts: Mapping[str, Any],
+        gone: Mapping[str, set[str]],
+        *,
+        parent: Version | None = None,
+        requests: Sequence[str] = (),
+    ) -> Version:
+        """Write a version, then say so in the ledger, where older ones are quarantined."""
+        number = len(self.ledger.versions()) + 1
+        sha256 = self.files.write_version(number, trained, gone)
+        held = self.files.manifest().clients
+        left = {client: set(keys) - gone.get(client, set()) for client, keys in held.items()}
+        manifests = {c: self.ledger.manifest_digest(c, keys) for c, keys in left.items() if keys}
+        fresh = parent is None or METHODS[made_by].guarantee == "exact"
+        with self.ledger.together():
+            version = self.ledger.add_version(
+                made_by,
+                sha256,
+                parent=None if parent is None else parent.number,
+                requests=requests,
+                **facts,
+            )
+            old = self.ledger.artefacts("current")
+            for artefact in old:
+                self.ledger.move_artefact(artefact.path, "quarantined", by=f"v{number}")
+            self.ledger.add_artefact(
+                self.files.name(self.files.model(number)),
+                "model",
+                version=number,
+                sha256=sha256,
+                parents=[] if fresh else [a.path for a in old if a.kind == "model"],
+                manifests=manifests,
+            )
+            history = self.files.version(number) / "history"
+            if history.exists():
+                self.ledger.add_artefact(
+                    self.files.name(history), "updates", version=number, manifests=manifests
+                )
+            for request in requests:
+                self._advance(request, "unlearned", version=number)
+                self._advance(request, "audited", measures=facts["measures"])
+        remove(self.files.work(number))
+        return version
+
+
+def _federation(holdings: Holdings, gone: Mapping[str, set[str]], machine: Machine) -> InProcess:
+    return InProcess(
+        holdings.clients(gone),
+        holdings.model,
+        workers=machine.workers,
+        threads=machine.threads,
+        device=machine.device,
+        compiled=machine.compiled,
+    )
+
+
+def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:
+    """Return the requests that a finished pass does not honour, and why; raise if none is."""
+    absences = [record.absent for record in done.records]
+    lost = {left.request: left.reason for left in not_honoured(todo, absences, done.params)}
+    if lost.keys() >= set(asked.requests):
+        raise QuorumError(
+            f"No request was honoured ({next(iter(lost.values()))}). They stay open, and the "
+            "newest model is the one of before."
+        )
+    return lost
+
+
+def _own_training(settings: ProjectSettings) -> Method[Any] | None:
+    """Return the method of the settings, where it has a training of its own."""
+    name = settings.tables.unlearning.method
+    return METHODS[name] if name != AUTO and METHODS[name].prepare is not None else None
+
+
+def _free(
+    states: States, before: States, way: Method[Any], touched: Mapping[str, object]
+) -> States:
+    """Return what clients keep for a new version: nothing that knows removed samples.
+
+    Where shards were trained alone, those of clients that lost nothing are as they were.
+    """
+    if way.prepare is None:
+        return states
+    others = {c: dict(kept) for c, kept in before.items() if c not in touched}
+    return {**others, **{c: {**others.get(c, {}), **kept} for c, kept in states.items()}}
+
+
+def _measures(final: Final) -> dict[str, Any]:
+    return final.model_dump(exclude_none=True, exclude={"per_class"})
+
+
+def _facts(final: Final, costs: Sequence[Cost], **more: Any) -> dict[str, Any]:
+    """Return what the ledger tells of a version."""
+    total = sum(costs, Cost())
+    return {"measures": _measures(final), "rounds": len(costs), "cost": total.model_dump(), **more}
+
+
+def _read_state(path: Path) -> Mapping[str, Any]:
+    """Read a state dict: safetensors, or what torch.save wrote."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ConfigError(f"There is no checkpoint {path}.") from None
+    except (OSError, SafetensorError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a state dict ({type(error).__name__}). Write one with "
+            "safetensors.torch.save_file or torch.save(model.state_dict(), ...)."
+        ) from error
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{path} holds a {type(found).__name__}, and no state dict.")
+    return found

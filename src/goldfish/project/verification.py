@@ -1,0 +1,217 @@
+"""The check of an evidence pack: offline, and of each thing it says whether it is right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from goldfish.errors import ConfigError, StoreError
+from goldfish.project.chain import body_digest, chain_problems
+from goldfish.project.evidence import EVENTS, KEY, MANIFEST, SIGNATURE, Manifest, sha256
+from goldfish.project.ledger import Ledger
+from goldfish.project.signing import fingerprint, is_signed, read_public
+from goldfish.report.formatting import listing, plural
+from goldfish.results import in_words
+
+LARGEST = 1 << 28
+"""A pack of more bytes is not read: no honest one comes near."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a verification looked at."""
+
+    what: str
+    state: Literal["right", "wrong", "not checked"]
+    detail: str
+
+
+def verify_evidence(
+    pack: Path,
+    *,
+    key: Path | None = None,
+    model: Path | None = None,
+    project: Path | None = None,
+    ledger: str | Path | None = None,
+) -> list[Check]:
+    """Check a pack, a folder or a zip, and say of each thing whether it is right.
+
+    Without anything else, the pack is checked in itself: signature, digests, chain. ``key`` is the
+    public key that must have signed it, ``model`` the model file. A ``project`` folder and the
+    ``ledger`` at an address (as of :meth:`Ledger.open`) are compared with what the pack says.
+    """
+    content = _read(pack)
+    missing = [name for name in (MANIFEST, SIGNATURE, KEY) if name not in content]
+    if missing:
+        return [Check("pack", "wrong", f"{listing(missing)} is not in it.")]
+    checks = list(_check_signature(content, key))
+    try:
+        manifest = Manifest.model_validate_json(content[MANIFEST])
+    except ValidationError as error:
+        return [*checks, Check(MANIFEST, "wrong", f"It cannot be read: {in_words(error)}.")]
+    checks += _check_files(content, manifest)
+    checks += _check_chain(content.get(EVENTS, b""), manifest)
+    checks.append(_check_model(manifest, model, project))
+    checks += _check_project(manifest, project, ledger)
+    return checks
+
+
+def _read(pack: Path) -> dict[str, bytes]:
+    """Return the files of a pack by their names."""
+    if not pack.exists():
+        raise ConfigError(f"There is no evidence pack {pack}.")
+    try:
+        if pack.is_dir():
+            if sum(path.stat().st_size for path in pack.iterdir()) > LARGEST:
+                raise ValueError("it is too large for an evidence pack")  # noqa: TRY301
+            return {path.name: path.read_bytes() for path in pack.iterdir()}
+        with zipfile.ZipFile(pack) as archive:
+            members = {Path(member.filename).name: member for member in archive.infolist()}
+            if len(members) < len(archive.infolist()):
+                raise ValueError("two of its files have one name")  # noqa: TRY301
+            if sum(member.file_size for member in members.values()) > LARGEST:
+                raise ValueError("it is too large for an evidence pack")  # noqa: TRY301
+            return {name: archive.read(member) for name, member in members.items()}
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise StoreError(f"{pack} is damaged and cannot be read: {error}.") from error
+
+
+def _check_signature(content: Mapping[str, bytes], key: Path | None) -> Iterator[Check]:
+    try:
+        own = read_public(content[KEY], KEY)
+        signature = bytes.fromhex(content[SIGNATURE].decode().strip())
+    except (ConfigError, ValueError) as error:
+        yield Check("signature", "wrong", f"{KEY} or {SIGNATURE} cannot be read: {error}")
+        return
+    name = fingerprint(own)
+    if key is None:
+        whose = Check(
+            "whose key",
+            "not checked",
+            f"The pack brings its own key, {name}. Compare it with the one that the signer gave "
+            "you, or give that one with --key.",
+        )
+    else:
+        expected = read_public(_bytes(key), str(key))
+        same = fingerprint(expected) == name
+        told = f"It was signed with the key {name}"
+        whose = Check(
+            "whose key",
+            "right" if same else "wrong",
+            f"{told}." if same else f"{told}, and not with {fingerprint(expected)} of {key}.",
+        )
+    yield whose
+    if is_signed(own, signature, content[MANIFEST]):
+        yield Check("signature", "right", f"{MANIFEST} is as it was signed.")
+    else:
+        yield Check(
+            "signature", "wrong", f"{MANIFEST}, {SIGNATURE} or {KEY} was changed after signing."
+        )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+
+
+def _check_files(content: Mapping[str, bytes], manifest: Manifest) -> Iterator[Check]:
+    wrong = False
+    for name, digest in manifest.files.items():
+        if name not in content:
+            wrong = True
+            yield Check(name, "wrong", "It is missing from the pack.")
+        elif sha256(content[name]) != digest:
+            wrong = True
+            yield Check(name, "wrong", "It was changed: its SHA-256 is another.")
+    for name in sorted(content.keys() - manifest.files.keys() - {MANIFEST, SIGNATURE}):
+        wrong = True
+        yield Check(name, "wrong", "It does not belong to the pack.")
+    if not wrong:
+        yield Check("files", "right", f"{len(manifest.files)} files have their SHA-256.")
+
+
+def _check_chain(lines: bytes, manifest: Manifest) -> Iterator[Check]:
+    """Check that the events in the pack are one chain, up to the event that the manifest names."""
+    links: list[tuple[int, str, str, str]] = []
+    told = 0
+    try:
+        for line in lines.splitlines():
+            event = json.loads(line)
+            if "body" in event:
+                body = str(event["body"])
+            else:
+                told += 1
+                parts = (event[name] for name in ("number", "at", "kind", "subject", "facts"))
+                body = body_digest(*parts)
+            links.append((int(event["number"]), body, event["previous"], event["digest"]))
+        problems = list(chain_problems(links))
+    except (ValueError, KeyError, TypeError) as error:
+        yield Check("ledger entries", "wrong", f"{EVENTS} cannot be read: {error}.")
+        return
+    end = (links[-1][0], links[-1][3]) if links else (0, "")
+    if end != manifest.head:
+        problems.append(f"They end with event {end[0]}, and not with {manifest.head[0]} as signed.")
+    for problem in problems:
+        yield Check("ledger entries", "wrong", problem)
+    if not problems:
+        others = f"; of {len(links) - told} about other requests it has only the digests"
+        whole = f"{len(links)} events are one chain{others if told < len(links) else ''}."
+        yield Check("ledger entries", "right", whole)
+
+
+def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -> Check:
+    """Check the model file, if it is at hand."""
+    expected = manifest.model
+    if expected is None:
+        return Check("model", "not checked", "There was no new model yet when the pack was made.")
+    what = f"model v{expected.version}"
+    path = model or (project / expected.path if project else None)
+    if path is None or (model is None and not path.is_file()):
+        return Check(what, "not checked", "Its file is not at hand: give it with --model.")
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    if found == expected.sha256:
+        return Check(what, "right", f"{path} has the SHA-256 of the pack.")
+    return Check(what, "wrong", f"{path} is not the model of the pack: its SHA-256 is another.")
+
+
+def _check_project(
+    manifest: Manifest, project: Path | None, ledger: str | Path | None
+) -> Iterator[Check]:
+    """Check what the pack says of a project that is at hand: its ledger, what it deleted."""
+    what = "project's ledger"
+    if ledger is None:
+        yield Check(what, "not checked", "It is not at hand: give --project.")
+    else:
+        try:
+            with Ledger.open(ledger, create=False) as opened:
+                problems = opened.verify(manifest.head)
+        except StoreError as error:
+            problems = [str(error)]
+        for problem in problems:
+            yield Check(what, "wrong", problem)
+        if not problems:
+            yield Check(what, "right", "Its events are one chain, and the pack's are among them.")
+    if project is None:
+        if manifest.purged:
+            yield Check("deleted files", "not checked", "The project is not at hand.")
+        return
+    back = [name for name in manifest.purged if (project / name).exists()]
+    for name in back:
+        yield Check("deleted files", "wrong", f"{name} is there again.")
+    if manifest.purged and not back:
+        gone = plural(len(manifest.purged), "file or folder")
+        yield Check("deleted files", "right", f"Not there any more: {gone}.")

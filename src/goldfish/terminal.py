@@ -1,0 +1,137 @@
+"""What all commands share: the console, common options, progress bars, tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from goldfish.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from goldfish.results import Progress as Step
+
+INTERRUPTED = 130
+"""The usual exit status of a program that was ended by Ctrl-C."""
+
+console = Console()
+
+
+class Device(StrEnum):
+    """Where the models run."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Where the datasets are; by default $GOLDFISH_DATA."),
+]
+DeviceOption = Annotated[
+    Device, typer.Option("--device", help="Where the models run; auto takes a GPU if there is one.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="Clients trained at a time; does not change results."),
+]
+
+
+def say(sentence: str) -> None:
+    """Print a sentence as it is."""
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def show_progress(
+    steps: Iterator[Step], again: str, *, close: bool = False, transient: bool = False
+) -> None:
+    """Go through the steps under progress bars; Ctrl-C tells the command that goes on.
+
+    ``close`` lets steps that were interrupted end what runs elsewhere; ``transient`` bars vanish.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+    )
+    bars: dict[str, TaskID] = {}
+    try:
+        with Progress(*columns, console=console, transient=transient) as progress:
+            for step in steps:
+                if step.phase not in bars:
+                    bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")
+                progress.update(
+                    bars[step.phase],
+                    completed=step.round,
+                    total=step.rounds,
+                    state=state_of(step),
+                )
+                for failure in step.record.failures if step.record else ():
+                    where = f"{step.phase}, round {step.round}: {failure.client_id}"
+                    progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
+                if step.record and (far := step.record.shortened):
+                    who = f"{', '.join(far[:3])}{', ...' if far[3:] else ''}"
+                    where = f"{step.phase}, round {step.round}"
+                    said = f"{where}: {len(far)} updates were too long and are shortened ({who})"
+                    progress.console.print(said, markup=False)
+    except KeyboardInterrupt:
+        if close:
+            steps.close()  # type: ignore[attr-defined]
+        console.print(f"Interrupted. What is finished is kept; go on with: {again}")
+        sys.stdout.flush()
+        # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
+        os._exit(INTERRUPTED)
+
+
+def state_of(step: Step) -> str:
+    """Say what a round measured: the accuracy, and the first of the tests that the run has."""
+    from goldfish.report.formatting import FORMS
+    from goldfish.results import METRICS
+
+    if step.diverged:
+        return "diverged"
+    drawn = {metric: getattr(step.record, metric.key, None) for metric in METRICS if metric.chart}
+    known = [
+        f"{metric.label} {FORMS[metric.unit](value, None)}"
+        for metric, value in drawn.items()
+        if value is not None
+    ]
+    return ", ".join(known[:2])
+
+
+def resolve(device: Device) -> str:
+    """Return the name of the device for PyTorch."""
+    import torch
+
+    from goldfish.hardware.gpu import open_queues
+
+    if device is Device.cpu:
+        return "cpu"
+    open_queues()
+    if torch.cuda.is_available():
+        return "cuda"
+    if device is Device.cuda:
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device here. Use --device cpu.")
+    return "cpu"
+
+
+def print_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table."""
+    printed = Table(*headings)
+    for row in rows:
+        printed.add_row(*row)
+    console.print(printed)

@@ -1,0 +1,296 @@
+"""A project: train, ask, unlearn, purge; and again next week."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.project.conftest import MACHINE, make_project, write_data
+
+from goldfish.errors import ConfigError, StoreError
+from goldfish.federation import InProcess
+from goldfish.params import digest
+from goldfish.project import lineage
+from goldfish.project.project import Project, _federation
+from goldfish.store import load_checkpoint
+from goldfish.types import Failure, RoundReplies, Task
+
+
+def model_digest(project: Project, number: int) -> str:
+    return digest(load_checkpoint(project.files.model(number)).params)
+
+
+def ids_of(project: Project, client: str, count: int) -> list[str]:
+    return project.samples(MACHINE)[client][:count]
+
+
+def test_a_training_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    with make_project(tmp_path / "whole") as whole:
+        assert len(list(whole.train(MACHINE))) == 3
+        assert list(whole.train(MACHINE)) == []
+        expected = model_digest(whole, 1)
+    folder = tmp_path / "broken"
+    with make_project(folder) as broken:
+        steps = broken.train(MACHINE)
+        next(steps)
+        assert next(steps).round == 1
+        del steps  # as a kill would end it
+    with Project.open(folder) as again:
+        assert [step.round for step in again.train(MACHINE)] == [1, 2]
+        (version,) = again.ledger.versions()
+        assert (version.number, version.made_by, version.facts["rounds"]) == (1, "train", 2)
+        assert model_digest(again, 1) == expected
+        assert again.ledger.verify() == []
+        assert not list((folder / "work").iterdir())
+
+
+def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path: Path) -> None:
+    """Every request is handled once; what it removed is never used, counted or asked for again."""
+    first = ids_of(trained, "client-1", 4)
+    request = trained.forget("client-1", samples=first, machine=MACHINE, reason="withdrawn")
+    assert trained.forget("client-1", samples=first, machine=MACHINE) == request
+    assert request.due_at - request.requested_at == timedelta(days=30)
+    trained.forget("client-2", label=1, machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    second = trained.current()
+    assert (second.made_by, second.parent) == ("goldfish-sprint", 1)
+    assert second.requests == ["R-0001", "R-0002"]
+    assert (
+        second.facts["measures"]["memory"]["removed"] == second.facts["before"]["memory"]["removed"]
+    )
+    assert {r.state for r in trained.ledger.requests()} == {"audited"}
+    held = trained.samples(MACHINE)
+    assert not set(first) & set(held["client-1"])
+    with pytest.raises(ConfigError, match="free of all of these samples"):
+        trained.forget("client-1", samples=first[:2], machine=MACHINE)
+    with pytest.raises(ConfigError, match="No request waits"):
+        list(trained.unlearn(MACHINE))
+
+    a_week_later = ids_of(trained, "client-3", 2)
+    trained.forget("client-3", samples=[*a_week_later], machine=MACHINE)
+    list(trained.unlearn(MACHINE, "retrain"))
+    left = sum(map(len, held.values())) - 2
+    assert trained.current().facts["cost"]["samples"] == 2 * left  # two rounds
+
+    trained.forget("client-2", machine=MACHINE, requested_at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert [r.id for r in trained.ledger.requests() if r.overdue()] == ["R-0004"]
+    list(trained.unlearn(MACHINE))
+    last = trained.current()
+    assert (last.number, last.made_by, last.facts["guarantee"]) == (4, "retrain", "exact")
+    with pytest.raises(ConfigError, match="client-2 has left"):
+        trained.forget("client-2", machine=MACHINE)
+    assert trained.samples(MACHINE)["client-2"] == []
+    assert trained.ledger.verify() == []
+
+
+def test_after_a_purge_nothing_of_removed_samples_is_in_the_folder(tmp_path: Path) -> None:
+    """Neither id nor pixels of a sample, nor a model or update that knew it."""
+    more = '[unlearning]\nkeep_for = ["fed-eraser"]'
+    with make_project(tmp_path / "project", more) as project:
+        list(project.train(MACHINE))
+        removed = ids_of(project, "client-1", 3)
+        project.forget("client-1", samples=removed, machine=MACHINE)
+        old = list(project.files.version(1).rglob("*.safetensors"))
+        assert len(old) == 2  # the model, and the updates of a round
+        knew = [path.read_bytes() for path in old]
+        list(project.unlearn(MACHINE))
+        listed = {artefact.path for artefact in project.purge(dry_run=True)}
+        assert listed == {"versions/v1/model.safetensors", "versions/v1/history"}
+        assert project.files.version(1).exists()
+        project.purge()
+        assert [r.state for r in project.ledger.requests()] == ["closed"]
+        assert [a.state for a in project.ledger.artefacts()] == ["purged", "purged", "current"]
+        assert project.purge() == []
+    data = np.load(tmp_path / "data.npz")
+    pixels = {str(i): x.tobytes() for i, x in zip(data["ids_train"], data["x_train"], strict=True)}
+    files = [path for path in project.folder.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        content = path.read_bytes()
+        assert content not in knew
+        for sample_id in removed:
+            assert sample_id.encode() not in content, path
+            assert pixels[sample_id] not in content, path
+    for path in project.folder.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_superseded_version_is_no_starting_point(trained: Project) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 1), machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    old, new = trained.ledger.versions()
+    holdings = trained.files.holdings(MACHINE)
+    federation = _federation(holdings, {}, MACHINE)
+    assert trained.load(new, federation).phase == "goldfish-sprint"
+    with pytest.raises(StoreError, match="v1 is quarantined"):
+        trained.load(old, federation)
+
+
+def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -> None:
+    """The next pass starts from the version before it, and gets a number of its own."""
+    trained.forget("client-1", label=1, machine=MACHINE)
+    with pytest.raises(ConfigError, match="cannot be rejected"):
+        trained.reject()
+    list(trained.unlearn(MACHINE))
+    assert trained.reject().number == 1
+    assert not trained.files.version(2).exists()
+    assert [r.failure for r in trained.pending()] == ["v2 was rejected"]
+    list(trained.unlearn(MACHINE, "retrain"))
+    assert (trained.current().number, trained.current().parent) == (3, 1)
+    trained.purge()
+    assert [a.state for a in trained.ledger.artefacts()] == ["purged", "purged", "current"]
+    with pytest.raises(ConfigError, match="cannot be rejected"):
+        trained.reject()
+    assert trained.ledger.verify() == []
+
+
+def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project) -> None:
+    """Retraining takes 2 rounds of the 56 samples that stay, in the plan and in truth."""
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 4), machine=MACHINE)
+    found = trained.plan(MACHINE, ["retrain", "goldfish-sprint", "fed-eraser"])
+    by_name = {own.method: own for own in found.advice.estimates}
+    assert by_name["retrain"].cost.samples == 2 * 56
+    assert by_name["goldfish-sprint"].rounds in (9, 10, 11)  # 1 to 3 turns, then 8 rounds
+    assert "were not kept" in str(by_name["fed-eraser"].refused)
+    assert found.shards == {"client-1": [0]}
+    assert found.artefacts == ["versions/v1/model.safetensors"]
+    assert [r.state for r in trained.ledger.requests()] == ["planned"]
+    list(trained.unlearn(MACHINE, "retrain"))
+    assert trained.current().facts["cost"]["samples"] == 2 * 56
+
+
+def test_the_lineage_says_what_was_made_from_what(trained: Project, tmp_path: Path) -> None:
+    """Sprint goes on from v1; retrain starts anew, without the client that left."""
+    trained.forget("client-1", label=1, machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    trained.purge()
+    trained.forget("client-2", machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    where = "versions/v{}/model.safetensors"
+    assert list(lineage.lines(trained.ledger)) == [
+        "v1: purged; train, from newly initialised weights; of the data of 3 clients; "
+        + where.format(1),
+        "└ v2: quarantined; goldfish-sprint, for R-0001; of the data of 3 clients; "
+        + where.format(2),
+        "v3: current; retrain, from newly initialised weights, for R-0002; of the data of 2 "
+        "clients; " + where.format(3),
+    ]
+    lineage.draw(trained.ledger, tmp_path / "lineage.png")
+    assert (tmp_path / "lineage.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_pass_goes_on_with_its_own_requests(trained: Project) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    steps = trained.unlearn(MACHINE)
+    next(steps)
+    next(steps)
+    del steps
+    late = trained.forget("client-2", samples=ids_of(trained, "client-2", 1), machine=MACHINE)
+    with pytest.raises(ConfigError, match="being made with goldfish-sprint"):
+        list(trained.unlearn(MACHINE, "retrain"))
+    list(trained.unlearn(MACHINE))
+    assert trained.current().requests == ["R-0001"]
+    assert [r.id for r in trained.pending()] == [late.id]
+    assert trained.ledger.verify() == []
+
+
+class OneAway(InProcess):
+    """An engine that cannot reach client-2, as on other machines."""
+
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        there = super().run([task for task in tasks if task.client_id != "client-2"])
+        away = [Failure(t.client_id, "Away", "") for t in tasks if t.client_id == "client-2"]
+        return RoundReplies(there.updates, [*there.failures, *away])
+
+
+def test_an_asker_that_is_not_there_leaves_its_request_open(
+    trained: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other request is honoured, and the next pass finds it again."""
+    for client in ("client-1", "client-2"):
+        trained.forget(client, label=0, machine=MACHINE)
+    with monkeypatch.context() as away:
+        away.setattr("goldfish.project.project.InProcess", OneAway)
+        list(trained.unlearn(MACHINE))
+    first, second = trained.ledger.requests()
+    assert (first.state, second.state) == ("audited", "failed")
+    assert second.failure == "the client was not there"
+    list(trained.unlearn(MACHINE))
+    assert [r.state for r in trained.ledger.requests()] == ["audited", "audited"]
+    assert [v.requests for v in trained.ledger.versions()] == [[], ["R-0001"], ["R-0002"]]
+
+
+def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -> None:
+    with make_project(tmp_path / "other") as other:
+        list(other.train(MACHINE))
+        state = load_checkpoint(other.files.model(1)).params
+    torch.save(dict(state), tmp_path / "model.pt")
+    version = project.adopt(tmp_path / "model.pt", MACHINE)
+    assert (version.number, version.made_by) == (1, "import")
+    assert model_digest(project, 1) == digest(state)
+    project.forget("client-1", samples=ids_of(project, "client-1", 2), machine=MACHINE)
+    list(project.unlearn(MACHINE))
+    with pytest.raises(StoreError, match="has a model already"):
+        project.adopt(tmp_path / "model.pt", MACHINE)
+
+
+@pytest.mark.parametrize("method", ["sisa", "goldfish"])
+def test_shards_outlive_a_purge(tmp_path: Path, method: str) -> None:
+    """A second deletion retrains only what it hits, though all that knew the first is deleted.
+
+    SISA: one of nine shards is trained anew, with fewer than a ninth of all samples an epoch.
+    """
+    more = f'shards = 3\nshard_mode = "isolated"\n[unlearning]\nmethod = "{method}"'
+    with make_project(tmp_path / "project", more) as project:
+        list(project.train(MACHINE))
+        work = []
+        for _ in range(2):
+            project.forget("client-1", samples=ids_of(project, "client-1", 1), machine=MACHINE)
+            list(project.unlearn(MACHINE))
+            project.purge()
+            work.append(project.current().facts["cost"]["samples"])
+        states = load_checkpoint(project.files.model(3)).states
+        assert states.keys() >= {"client-1", "client-2"}
+        whole = project.ledger.versions()[0].facts["cost"]["samples"]
+        assert all(0 < samples < whole / 2 for samples in work)
+
+
+def test_data_that_was_deleted_before_the_request_was_handled(
+    trained: Project, tmp_path: Path
+) -> None:
+    """Then "auto" retrains, and a method that must show the samples once more says so."""
+    removed = ids_of(trained, "client-1", 2)
+    trained.forget("client-1", samples=removed, machine=MACHINE)
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id not in removed)
+    with pytest.raises(ConfigError, match=r"2 of the samples .* --method retrain"):
+        list(trained.unlearn(MACHINE, "goldfish-sprint"))
+    list(trained.unlearn(MACHINE))
+    assert trained.current().made_by == "retrain"
+    assert trained.ledger.request("R-0001").state == "audited"
+
+
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [("anneal_step = 100.0\nanneal_share = 5.0", "accuracy"), ("sprint_step = 1e30", "failed")],
+)
+def test_auto_retrains_where_the_fast_method_is_not_good_enough(
+    trained: Project, setting: str, found: str
+) -> None:
+    """A huge step ruins its model, or ends it; a pass that was killed after it goes on so too."""
+    path = trained.folder / "goldfish.toml"
+    path.write_text(f"{path.read_text()}\n[unlearning.goldfish-sprint]\n{setting}\n")
+    with Project.open(trained.folder) as project:
+        project.forget("client-1", samples=ids_of(project, "client-1", 3), machine=MACHINE)
+        for step in project.unlearn(MACHINE):
+            if step.phase == "retrain":
+                break
+        list(project.unlearn(MACHINE))
+        version = project.current()
+        assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
+        assert found in version.facts["tried"]["goldfish-sprint"]
+        assert project.ledger.request("R-0001").state == "audited"

@@ -1,0 +1,172 @@
+"""Wrong inputs end in a sentence, and the project stays as it was."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.project.conftest import MACHINE, make_project, write_data
+
+from goldfish.errors import ConfigError, DataError, GoldfishError, StoreError
+from goldfish.project.project import Project
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda p: p.forget("client-11", machine=MACHINE),
+            "Unknown client 'client-11'. Did you mean 'client-1'",
+        ),
+        (
+            lambda p: p.forget("client-1", samples=["patient-999-zq", "x"], machine=MACHINE),
+            "client-1 never had 2 of these samples: patient-999-zq, x. Nothing was filed",
+        ),
+        (
+            lambda p: p.forget("client-1", samples=[], machine=MACHINE),
+            "no sample. Nothing was filed",
+        ),
+        (lambda p: p.forget("client-1", label=7, machine=MACHINE), "no sample of class 7"),
+        (lambda p: list(p.unlearn(MACHINE)), "No request waits"),
+        (lambda p: p.adopt(p.folder / "none.pt", MACHINE), "has a model already"),
+        (lambda p: Project.init(p.folder), "is a project already"),
+        (lambda p: Project.open(Path("/")), "is no project"),
+    ],
+)
+def test_what_cannot_be_asked(
+    trained: Project, call: Callable[[Project], object], message: str
+) -> None:
+    before = len(trained.ledger.events())
+    with pytest.raises(GoldfishError, match=message):
+        call(trained)
+    assert len(trained.ledger.events()) == before
+
+
+def test_nothing_is_asked_of_a_project_without_a_model(project: Project) -> None:
+    for call in (
+        lambda: project.forget("client-1", machine=MACHINE),
+        lambda: list(project.unlearn(MACHINE)),
+    ):
+        with pytest.raises(ConfigError, match=r"has no model yet\. Run 'goldfish train'"):
+            call()
+
+
+def test_everything_that_a_client_has_is_a_leave(trained: Project) -> None:
+    """All its samples, in two requests: the client leaves, which goldfish-sprint cannot do."""
+    own = trained.samples(MACHINE)["client-1"]
+    trained.forget("client-1", samples=own[:12], machine=MACHINE)
+    trained.forget("client-1", samples=own[8:], machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    assert trained.current().made_by == "retrain"
+    assert trained.current().requests == ["R-0001", "R-0002"]
+    assert trained.samples(MACHINE)["client-1"] == []
+
+
+def test_all_data_of_all_clients_is_refused(trained: Project) -> None:
+    for client in ("client-1", "client-2"):
+        trained.forget(client, machine=MACHINE)
+    with pytest.raises(ConfigError, match="all data of all clients is asked for"):
+        trained.forget("client-3", machine=MACHINE)
+    assert len(trained.pending()) == 2
+
+
+def test_settings_that_were_changed_since_the_training(trained: Project) -> None:
+    path = trained.folder / "goldfish.toml"
+    path.write_text(path.read_text().replace("learning_rate = 0.05", "learning_rate = 0.5"))
+    with Project.open(trained.folder) as changed:
+        for call in (
+            lambda: changed.forget("client-1", machine=MACHINE),
+            lambda: list(changed.train(MACHINE)),
+            lambda: list(changed.unlearn(MACHINE)),
+        ):
+            with pytest.raises(
+                ConfigError, match=r"training\.learning_rate is 0\.05 there and 0\.5"
+            ):
+                call()
+
+
+def test_a_model_file_with_a_flipped_byte_is_no_starting_point(trained: Project) -> None:
+    trained.forget("client-1", label=0, machine=MACHINE)
+    path = trained.files.model(1)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="is not the file that was written"):
+        list(trained.unlearn(MACHINE))
+    content[-1] ^= 1
+    path.write_bytes(content)
+    list(trained.unlearn(MACHINE))
+    assert trained.current().number == 2
+
+
+def test_positions_are_refused_once_the_data_is_another(tmp_path: Path) -> None:
+    """Sample 17 of a file from which sample 3 was deleted is what sample 18 was."""
+    with make_project(tmp_path / "project") as project:
+        data = dict(np.load(tmp_path / "data.npz"))
+        del data["ids_train"]
+        np.savez(tmp_path / "data.npz", **data)
+        list(project.train(MACHINE))
+        held = project.samples(MACHINE)["client-1"]
+        assert all(sample_id.isdecimal() for sample_id in held)
+        project.forget("client-1", samples=held[:2], machine=MACHINE)
+        data["x_train"], data["y_train"] = data["x_train"][1:], data["y_train"][1:]
+        np.savez(tmp_path / "data.npz", **data)
+        for call in (
+            lambda: project.forget("client-1", samples=held[2:3], machine=MACHINE),
+            lambda: list(project.unlearn(MACHINE)),
+        ):
+            with pytest.raises(DataError, match="no ids but their positions"):
+                call()
+        assert len(project.pending()) == 1
+
+
+def test_samples_that_vanished_without_a_request(trained: Project, tmp_path: Path) -> None:
+    """Nothing else may have gone from the data: the model would still know it."""
+    held = trained.samples(MACHINE)
+    gone = [held["client-1"][0], *held["client-2"][:2]]
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id not in gone)
+    trained.forget("client-1", samples=gone[:1], machine=MACHINE)
+    with pytest.raises(DataError, match="no request names them: 2 of client-2"):
+        list(trained.unlearn(MACHINE))
+    assert [r.state for r in trained.ledger.requests()] == ["received"]
+    trained.forget("client-2", samples=gone[1:], machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    assert {r.state for r in trained.ledger.requests()} == {"audited"}
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file grow beyond ``size`` bytes, as a full disk would not."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+
+
+def test_a_full_disk_loses_nothing(project: Project) -> None:
+    """Training, asking and unlearning on a full disk are refused; with space they go on."""
+
+    def fails(call: Callable[[], object], size: int = 500) -> None:
+        with largest_file(size), pytest.raises(StoreError, match=r"(File too large|disk|full)"):
+            call()
+
+    fails(lambda: list(project.train(MACHINE)))
+    list(project.train(MACHINE))
+    fails(lambda: project.forget("client-1", label=0, machine=MACHINE))
+    assert project.ledger.requests() == []
+    project.forget("client-1", label=0, machine=MACHINE)
+    fails(lambda: list(project.unlearn(MACHINE)))
+    list(project.unlearn(MACHINE))
+    assert project.current().number == 2
+    assert [r.state for r in project.ledger.requests()] == ["audited"]
+    assert project.ledger.verify() == []
+    assert not list(project.folder.rglob(".*.part"))
