@@ -129,7 +129,7 @@ class Context(Checked):
 
     phase: str
     """The name under which the client keeps what it must: ``origin``, or the method's."""
-    round: int = 1
+    round: Annotated[int, Field(ge=0, lt=2**48)] = 1
     learning_rate: float = 0.0
     """The step size of this round; 0 where nothing is trained."""
     seed: int = 0
