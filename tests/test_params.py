@@ -90,6 +90,38 @@ def test_weighted_mean_needs_a_weight_for_each_model() -> None:
         P.weighted_mean([{"w": tensor([1.0])}] * 2, [1.0])
 
 
+@pytest.mark.parametrize(
+    ("values", "cut", "expected"),
+    [
+        ([1.0, -100.0, 2.0, 10.0, 3.0], 1, 2.0),  # (1 + 2 + 3) / 3
+        ([1.0, -100.0, 2.0, 10.0, 3.0], 2, 2.0),  # the median of five
+        ([100.0, 4.0, 1.0, 2.0], 1, 3.0),  # the median of four: (2 + 4) / 2
+        ([3e38, 3e38, -3e38], 0, 1e38),  # no sum of float32 holds twice 3e38
+    ],
+)
+def test_trimmed_mean(values: list[float], cut: int, expected: float) -> None:
+    """The smallest and the largest go; counters are those of the first model."""
+    models = [{"w": tensor([[v, 0.0]]), "count": tensor(n)} for n, v in enumerate(values)]
+    mean = P.trimmed_mean(models, cut)
+    assert mean["w"].tolist() == [[pytest.approx(expected), 0.0]]
+    assert mean["w"].dtype == torch.float32
+    assert mean["count"].item() == 0
+    with pytest.raises(ValueError, match=r"cannot cut \d at each end"):
+        P.trimmed_mean(models, len(models) // 2 + 1)
+
+
+def test_shortened() -> None:
+    """From (1, 1) to (4, 5) are 5; at most 1 of it leads to (1.6, 1.8), at most 5 all the way."""
+    start = {"a": tensor([1.0]), "b": tensor([[1.0]]), "count": tensor(1)}
+    end = {"a": tensor([4.0]), "b": tensor([[5.0]]), "count": tensor(7)}
+    near = P.shortened(start, end, 1.0)
+    assert [near["a"].item(), near["b"].item()] == pytest.approx([1.6, 1.8])
+    assert near["count"].item() == 7
+    assert near["b"].shape == (1, 1)
+    assert P.digest(P.weighted_mean([near], [1.0])) == P.digest(near)
+    assert P.shortened(start, end, 5.0) is end
+
+
 def test_num_bytes() -> None:
     """Six float32 are 24 bytes, one int64 8, two float64 16: 48."""
     params = {

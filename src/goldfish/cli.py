@@ -35,6 +35,7 @@ from goldfish.version import __version__
 if TYPE_CHECKING:
     from types import FrameType
 
+    from goldfish.audits import Tier as AuditTier
     from goldfish.experiments.config import Config
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
@@ -61,6 +62,14 @@ def _options(
     if version:
         console.print(__version__, highlight=False)
         raise typer.Exit
+
+
+class Tier(StrEnum):
+    """How much an audit does."""
+
+    quick = "quick"
+    standard = "standard"
+    full = "full"
 
 
 class Precision(StrEnum):
@@ -261,10 +270,14 @@ def report(
 @app.command()
 def audit(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run directory.")],
+    tier: Annotated[
+        Tier,
+        typer.Option("--tier", help="The run's models alone; many new ones; even more of them."),
+    ] = Tier.standard,
     models: Annotated[
-        int,
-        typer.Option("--models", min=4, help="Models of each method, and as many oracles."),
-    ] = 8,
+        int | None,
+        typer.Option("--models", help="Models of each method, and as many oracles; 8, or 32."),
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", help="Audit this one; may be repeated. By default all."),
@@ -277,36 +290,34 @@ def audit(
 
     An audit that was interrupted goes on where it was; so does one with more models.
     """
-    from goldfish.experiments.audit import AUDIT, Audit, audit_run
+    from goldfish.audits import AUDIT, Audit
+    from goldfish.experiments.audit import audit_run, forecast
     from goldfish.experiments.scenario import Machine
+    from goldfish.report import audit_counts, audit_table, quick_table, write_report
+    from goldfish.report.formatting import seconds
+    from goldfish.results import read_run
 
     machine = Machine(data_dir, resolve(device), workers)
-    steps = audit_run(run_dir, machine, models=models, methods=method or ())
-    show_progress(steps, f"goldfish audit {run_dir} --models {models}")
+    chosen: AuditTier = tier.value
+    time = forecast(run_dir, tier=chosen, models=models, methods=method or ())
+    say(f"Forecast: {seconds(time)}, by what the run's rounds took.")
+    again = ["goldfish audit", str(run_dir), "--tier", tier.value]
+    again += [] if models is None else ["--models", str(models)]
+    again += [word for name in method or () for word in ("--method", name)]
+    steps = audit_run(run_dir, machine, tier=chosen, models=models, methods=method or ())
+    show_progress(steps, " ".join(again))
     found = Audit.read(run_dir / AUDIT)
-    rows = [
-        (
-            name,
-            "" if own.memory is None else f"{own.memory.value:+.2f} ± {own.memory.half:.2f}",
-            "" if own.accuracy is None else f"{own.accuracy.value:+.2f} ± {own.accuracy.half:.2f}",
-            f"{own.distances.removed:.2f} / {own.distances.unseen:.2f}",
-            f"{100 * own.attack.rate:.1f} %",
-        )
-        for name, own in found.methods.items()
-    ]
-    noise = found.noise
-    rows.append(("oracles", "", "", f"{noise.removed:.2f} / {noise.unseen:.2f}", ""))
-    print_table(("method", "memory", "accuracy", "distance", "attack"), rows)
-    for name, own in found.methods.items():
-        console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
-        console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
-    console.print(
-        f"{found.models} models of each method and as many oracles, {found.removed} removed and "
-        f"{found.unseen} unseen samples. Details: {run_dir / AUDIT}",
-        markup=False,
-        highlight=False,
-        style="dim",
-    )
+    for headings, rows in (
+        quick_table(found, read_run(run_dir).result),
+        *([] if tier is Tier.quick else [audit_table(found)]),
+    ):
+        print_table(headings, [[cell.replace(" ± ", "±") for cell in row] for row in rows])
+    if tier is not Tier.quick:
+        for name, own in found.methods.items():
+            console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
+            console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
+    console.print(audit_counts(found), markup=False, highlight=False, style="dim")
+    say(f"Details: {run_dir / AUDIT}. Report: {write_report(run_dir)}")
 
 
 @app.command()

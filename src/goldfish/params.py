@@ -22,6 +22,9 @@ from goldfish.types import Params
 Shapes: TypeAlias = Mapping[str, tuple[torch.Size, torch.dtype]]
 """Shape and type of each tensor of a model, by name."""
 
+SORTED_AT_ONCE = 4096
+"""Values of each model that a trimmed mean sorts at a time."""
+
 
 class RowParams(Mapping[str, Tensor]):
     """Parameters that stand in one row for each type of number."""
@@ -70,6 +73,35 @@ class FlatParams(RowParams):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._views[name]
+
+
+class ShortenedParams(RowParams):
+    """Parameters on the straight line from ``start``, at a share of the way to others.
+
+    They are computed when they are looked at: what waits on disk stays there.
+    """
+
+    def __init__(self, start: Params, params: Params, share: float) -> None:
+        super().__init__(shapes_of(params))
+        self._start, self._params, self._share = start, params, share
+
+    @property
+    def rows(self) -> Mapping[torch.dtype, Tensor]:
+        """All values, in the order of the names."""
+        return flatten({name: self[name] for name in self.shapes})
+
+    def __getitem__(self, name: str) -> Tensor:
+        end = self._params[name]
+        if not end.is_floating_point():
+            return end
+        begin = self._start[name].double()
+        return (begin + (end.double() - begin) * self._share).to(end.dtype)
+
+
+def shortened(start: Params, params: Params, most: float) -> Params:
+    """Return ``params``, or where they are further than ``most`` from ``start``: there, no more."""
+    moved = distance(start, params)
+    return params if moved <= most else ShortenedParams(start, params, most / moved)
 
 
 def shapes_of(params: Params) -> Shapes:
@@ -136,6 +168,30 @@ def weighted_mean(all_params: Iterable[Params], weights: Sequence[float]) -> Par
     if not mean or not total > 0:
         raise ValueError("weighted_mean needs at least one model and a positive sum of weights.")
     return FlatParams(mean, shapes)
+
+
+@one_thread()
+def trimmed_mean(all_params: Sequence[Params], cut: int) -> Params:
+    """Return the mean, value by value, without the ``cut`` smallest and the ``cut`` largest.
+
+    Models count alike, in whatever order. With ``cut = (n - 1) // 2`` of n it is the median.
+    It holds one tensor of all models at a time.
+    """
+    if not 0 <= 2 * cut < len(all_params):
+        raise ValueError(f"trimmed_mean cannot cut {cut} at each end of {len(all_params)} models.")
+
+    def middle(tensors: Sequence[Tensor]) -> Tensor:
+        first = tensors[0]
+        if not first.is_floating_point():
+            return first
+        values = torch.stack([t.reshape(-1) for t in tensors])
+        parts = [  # sorting takes four times the memory of what is sorted
+            part.sort(dim=0).values[cut : len(tensors) - cut].double().mean(dim=0)
+            for part in values.split(SORTED_AT_ONCE, dim=1)
+        ]
+        return torch.cat(parts).to(first.dtype).view(first.shape)
+
+    return {name: middle([params[name] for params in all_params]) for name in all_params[0]}
 
 
 def add(a: Params, b: Params) -> Params:

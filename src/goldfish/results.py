@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, model_validator
 
@@ -40,13 +40,16 @@ class Part(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    again: ClassVar[str] = "goldfish run {} --resume"
+    """The command that writes the file of this part anew."""
+
     def __str__(self) -> str:
         return repr(self)
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that holds this part as JSON; what is wrong with it is said in words."""
-        again = f"Write it anew with 'goldfish run {path.parent} --resume'."
+        again = f"Write it anew with '{cls.again.format(path.parent)}'."
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -233,6 +236,8 @@ class Record(Measures, Cost):
     failures: list[NoAnswer] = []
     absent: list[str] = []
     """Clients whose request the round should have served, and which were not there."""
+    shortened: list[str] = []
+    """Clients whose models were further from what they were sent than ``max_update_norm``."""
     history_bytes: Number = 0
     """Bytes of the updates that the server kept of this round."""
     client_accuracies: list[float] = []

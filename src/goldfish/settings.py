@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from goldfish.errors import ConfigError, unknown
 
@@ -95,8 +95,16 @@ class TrainingSettings(Settings):
     """Random crops and horizontal flips of the training images."""
     precision: Precision = "fp32"
     """Arithmetic of the training on a GPU; the weights are float32 in any case."""
-    aggregation: Literal["size", "adaptive"] = "size"
-    """Weights of the clients: by number of samples (FedAvg) or by server error (equation 12)."""
+    aggregation: Literal["size", "adaptive", "trimmed-mean", "median"] = "size"
+    """The mean of the clients. "size": weighed by number of samples (FedAvg). "adaptive": by server
+    error (equation 12). "trimmed-mean", "median": without weights, value by value, so that a few
+    hostile clients cannot move it far."""
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
+    """With aggregation = "trimmed-mean": the share of the clients cut off at each end, at least
+    one where three answer."""
+    max_update_norm: Positive | None = None
+    """A client's model that is further from what it was sent, as a Euclidean distance over all of
+    its values, is brought back to this distance; each round says whose were."""
     server_samples: Count | None = None
     """Test samples that the server measures clients on; 2000 by default, fewer for many clients."""
     shards: Count = 1
@@ -107,6 +115,20 @@ class TrainingSettings(Settings):
     """Share of the clients that take part in a round, drawn anew for each."""
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the asked clients that must answer; below it the round is an error."""
+
+    @model_validator(mode="after")
+    def _bounded_from_what_was_sent(self) -> Self:
+        if self.max_update_norm is not None and self.shards > 1:
+            raise ValueError(
+                "max_update_norm is a distance from what was sent, and shards may start from models"
+                " that clients keep: use one of max_update_norm and shards"
+            )
+        return self
+
+    @property
+    def robust(self) -> bool:
+        """Whether the mean is one that few hostile clients cannot move far."""
+        return self.aggregation in ("trimmed-mean", "median")
 
 
 def learning_rate_at(settings: TrainingSettings, index: int, rounds: int) -> float:

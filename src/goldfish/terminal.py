@@ -83,6 +83,11 @@ def show_progress(
                 for failure in step.record.failures if step.record else ():
                     where = f"{step.phase}, round {step.round}: {failure.client_id}"
                     progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
+                if step.record and (far := step.record.shortened):
+                    who = f"{', '.join(far[:3])}{', ...' if far[3:] else ''}"
+                    where = f"{step.phase}, round {step.round}"
+                    said = f"{where}: {len(far)} updates were too long and are shortened ({who})"
+                    progress.console.print(said, markup=False)
     except KeyboardInterrupt:
         if close:
             steps.close()  # type: ignore[attr-defined]

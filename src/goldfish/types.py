@@ -238,6 +238,8 @@ class Round:
     """What the method must remember to go on after this round."""
     absent: Sequence[str] = ()
     """Clients that had to take part, because the method forgets through them, and did not."""
+    shortened: Sequence[str] = ()
+    """Clients whose models were brought back to ``max_update_norm``."""
 
     @property
     def learned(self) -> Sequence[Update]:

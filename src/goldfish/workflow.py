@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from goldfish.data import as_examples
-from goldfish.errors import ConfigError, unknown
+from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.evaluation import Cost, round_cost, score
 from goldfish.methods import (
     Method,
@@ -28,10 +28,12 @@ from goldfish.methods import (
     method_named,
     not_honoured,
     notes_of,
+    refuse_few,
     refuse_unhandled,
 )
 from goldfish.methods.filing import file
 from goldfish.models import fresh_params
+from goldfish.params import all_finite
 from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
 from goldfish.training.server_test import ServerTest, measured_samples
@@ -215,7 +217,7 @@ def training_plan(
     phase: str = "origin",
 ) -> Plan:
     """Return what the original training needs, or a method's own."""
-    return Plan(
+    plan = Plan(
         phase=phase,
         federation=federation,
         training=settings,
@@ -224,6 +226,8 @@ def training_plan(
         fresh=fresh_params(federation.model, seed, "initial"),
         server=_server(federation, settings, test, seed),
     )
+    refuse_few(plan)
+    return plan
 
 
 def unlearning_plan(
@@ -271,6 +275,7 @@ def unlearning_plan(
         trained=trained,
         server=_server(federation, training, test, seed),
     )
+    refuse_few(plan)
     method.check(plan, own)
     if method.needs_askers(plan, own):
         asking = {request.client_id for request in plan.new}
@@ -330,6 +335,12 @@ def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[
         if this is None:
             return
         seconds = time.perf_counter() - begin
+        if not all_finite(this.params):
+            raise DivergenceError(
+                f"The model of round {this.index} of {plan.phase} is not finite, though every "
+                "client's numbers were: some are too large to be added up. Set "
+                "training.max_update_norm, or leave out the clients that send them."
+            )
         by_server = 0 if plan.server is None else plan.server.take_measured()
         kept = plan.federation.bytes_kept(plan.phase)
         yield FinishedRound(this, start, round_cost(this, seconds, kept, by_server))
@@ -403,7 +414,9 @@ def _collect(
                 RuntimeWarning,
                 stacklevel=3,
             )
-        records.append(RoundRecord(this.index, done.cost, this.failures, scores, this.absent))
+        records.append(
+            RoundRecord(this.index, done.cost, this.failures, scores, this.absent, this.shortened)
+        )
     own = {name: t.clone() for name, t in params.items()}  # for a user to change
     return records, own, history, memo
 

@@ -1,4 +1,4 @@
-"""A few kills of a project, by ``benchmarks/kills.py``; it takes 200 in some minutes."""
+"""A few kills of a project, by ``benchmarks/kills_project.py``; it takes 200 in some minutes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills_project.py"
 
 
 def test_killed_commands_lose_nothing() -> None:

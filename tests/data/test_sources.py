@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from goldfish.data import DATASETS, FORMATS, available, load
+from goldfish.data import DATASETS, FORMATS, available, digits, load
 from goldfish.errors import ConfigError, DataError
 
 
@@ -127,6 +127,16 @@ def test_a_digit_keeps_the_label_of_scikit_learn() -> None:
         for id_, label in zip(split.ids, split.labels, strict=True)
     }
     assert [labels[str(index)] for index in range(10)] == list(range(10))
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    """Its own reader is the slow, obvious one: half of a short task went into importing it."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    table = digits._table().numpy()
+    assert (table[:, :-1] == pixels).all()
+    assert (table[:, -1] == labels).all()
 
 
 def test_normalised_digits_have_mean_0_and_std_1() -> None:

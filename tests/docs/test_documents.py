@@ -115,7 +115,7 @@ def test_code_runs(block: Block, tmp_path: Path) -> None:
 
 
 def test_every_document_with_commands_has_a_test_that_runs_them() -> None:
-    here = {"README.md", "performance.md"}
+    here = {"README.md", "performance.md", "audit.md"}
     elsewhere = {"flower.md", "quickstart.md", "own-model.md"}
     assert {block.document for block in blocks("console")} == {*here, *elsewhere}
 
@@ -127,6 +127,15 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
     assert again in inline(ROOT / "README.md")
     done = run([sys.executable, "-m", *shlex.split(again)], tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_of_the_audit_page_run(tmp_path: Path) -> None:
+    said = run_commands("audit.md", tmp_path)
+    assert said.count("Forecast: ") == 3
+    assert "member-" in said
+    assert "epsilon" in said
+    assert re.search("retrain: [a-z -]+[.]", said)
+    assert 'id="audit"' in (tmp_path / "runs" / "small" / "report.html").read_text()
 
 
 def test_the_command_of_the_performance_page_prints_all_ratios(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ from goldfish.flower.ops.processes import executable, free_ports
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()
-SHORT = ["--set", "training.rounds=1", "--set", "unlearning.methods=[]"]
+SHORT = [
+    *("--set", "training.rounds=1", "--set", "unlearning.methods=[]"),
+    *("--set", "data.clients=2"),  # the third node has nothing to do
+]
 
 
 def blocks(language: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from goldfish.audits import AuditVerdict
 from goldfish.errors import ConfigError, DataError, DivergenceError
 from goldfish.evaluation.attacks import (
     epsilon,
@@ -14,7 +15,7 @@ from goldfish.evaluation.attacks import (
     roc,
     true_positives,
 )
-from goldfish.evaluation.audit import AuditVerdict, Measured, audit_verdict, shifts
+from goldfish.evaluation.audit import Measured, audit_verdict, shifts
 
 REMOVED, UNSEEN = 60, 300
 LABELS = torch.arange(UNSEEN) % 10

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from goldfish.audits import AUDIT, Audit, AuditVerdict, ClientHarm, Harm
 from goldfish.errors import ConfigError, StoreError
-from goldfish.experiments.audit import AUDIT, FOLDER, Audit, audit_run
+from goldfish.experiments.audit import FOLDER, audit_run, forecast, with_places
+from goldfish.experiments.client_setup import ClientSetup, shared_examples
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.results import Final, MethodResult, read_run
 
 MACHINE = Machine(threads=1)
 
@@ -59,13 +63,14 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert origin.word == "remembers"
     assert origin.memory is not None
     assert origin.memory.low > 1
-    assert origin.attack.rate > 0.1
+    assert origin.attack.at_1_percent.rate > 0.1
+    assert found.noise is not None
     assert origin.distances.removed > 4 * found.noise.removed
     assert retrain.word == "indistinguishable"
     assert retrain.memory is not None
     assert retrain.memory.value != 0, "an oracle is another model than any that is audited"
     assert retrain.before == origin.memory
-    assert retrain.attack.rate < 0.1
+    assert retrain.attack.at_1_percent.rate < 0.1
 
 
 def test_what_is_there_is_not_made_again(audited: Path) -> None:
@@ -82,6 +87,79 @@ def test_what_is_there_is_not_made_again(audited: Path) -> None:
     assert (audited / AUDIT).read_bytes() == before
 
 
+def test_the_quick_tier_tells_origin_from_retraining(audited: Path) -> None:
+    """Origin has the removed samples by heart; retraining has to learn them again.
+
+    It is part of the standard tier, whose verdicts a quick audit after it leaves alone.
+    """
+    before = Audit.read(audited / AUDIT)
+    assert list(audit_run(audited, MACHINE, tier="quick"))[-1].phase == "quick"
+    found = Audit.read(audited / AUDIT)
+    assert found == before, "it gives the same numbers again"
+    origin, retrain = found.quick["origin"], found.quick["retrain"]
+    assert origin.membership is not None
+    assert retrain.membership is not None
+    assert origin.membership.low > 0.8
+    assert retrain.membership.low < 0.5 < retrain.membership.high
+    assert origin.relearning.steps == [0, 0, 0]
+    assert all(step is None or step > 5 for step in retrain.relearning.steps)
+    assert retrain.relearning.curve[-1] < retrain.relearning.curve[0] / 2
+    assert found.relearned == 30
+
+
+def test_harm_to_those_who_remain(audited: Path) -> None:
+    """90 samples of three clients remain; the one that asked has 10 of its 40."""
+    found = Audit.read(audited / AUDIT).quick["retrain"].harm
+    assert found is not None
+    sizes = {name: client.samples for name, client in found.clients.items()}
+    assert sizes == {"client-1": 10, "client-2": 40, "client-3": 40}
+    changed = sum(
+        (client.after - client.before) / 100 * client.samples for client in found.clients.values()
+    )
+    assert round(changed) == found.gained - found.lost
+    falls = [one.after - one.before for one in found.most_affected]
+    assert falls == sorted(falls)
+    assert len(falls) == 5
+
+
+def test_damage_is_told_by_class_and_client(audited: Path) -> None:
+    """Class 0 falls from 90 to 85, class 2 from 80 to 40; a from 90 to 80, b from 90 to 85."""
+    rows = {"origin": [90.0, None, 80.0], "retrain": [85.0, 70.0, 40.0]}
+    methods = {
+        name: MethodResult(final=Final(accuracy=80, loss=0, mse=0, per_class=row))
+        for name, row in rows.items()
+    }
+    result = read_run(audited).result.model_copy(update={"methods": methods})
+    clients = {
+        name: ClientHarm(before=90, after=after, samples=9)
+        for name, after in (("a", 80), ("b", 85))
+    }
+    harmed = Harm(clients=clients, lost=2, gained=0, samples=18, most_affected=[])
+    verdict = AuditVerdict(word="damaged", sentence="Accuracy is lost.")
+    assert with_places(verdict, "retrain", result, harmed).sentence == (
+        "Accuracy is lost. The run's model lost most, against origin, on class 2 (-40.0 points) "
+        "and for a (-10.0 points)."
+    )
+
+
+def test_the_full_tier_and_the_forecast(audited: Path) -> None:
+    """Six models are kept already: only two of each kind are left to make, and forecast."""
+    all_of_it, rest = (forecast(audited, tier="full", models=n) for n in (14, 8))
+    quick = forecast(audited, tier="quick")
+    assert 0 < quick < rest < all_of_it
+    assert (all_of_it - quick) / (rest - quick) == pytest.approx(4)
+    list(audit_run(audited, MACHINE, tier="full", models=8))
+    found = Audit.read(audited / AUDIT)
+    assert (found.tier, found.models) == ("full", 8)
+    attack = found.methods["origin"].attack
+    assert attack.epsilon is not None
+    assert attack.epsilon.samples == attack.at_01_percent.count / 8 == 30
+    assert attack.epsilon.median is None or attack.epsilon.median > 1
+    assert attack.roc[-1] == (1.0, 1.0)
+    assert found.methods["retrain"].klom is None, "it needs 200 models"
+    list(audit_run(audited, MACHINE, models=6))
+
+
 def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path: Path) -> None:
     """SISA and the training both have a setting named shards: each keeps its own."""
     values = config.to_dict()
@@ -93,11 +171,51 @@ def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path
     assert list(Audit.read(tmp_path / "run" / AUDIT).methods) == ["origin", "sisa"]
 
 
+def test_canaries_are_a_known_signal(tmp_path: Path) -> None:
+    """Samples with a wrong label: origin has learned it, retraining has no reason to give it.
+
+    A run that goes on finds them in its files, and a client elsewhere is told of them.
+    """
+    values = {
+        "data": {"name": "digits", "clients": 2, "limit_train": 80},
+        "model": {"name": "mlp"},
+        "training": {"rounds": 3, "local_epochs": 10, "learning_rate": 0.02, "batch_size": 10},
+        "deletion": {"rate": 0.3, "canaries": 12},
+        "unlearning": {"methods": ["retrain"], "rounds": 3},
+    }
+    run, config = tmp_path / "run", parse_config(values)
+    for _ in run_experiment(config, run, MACHINE):
+        pass
+    list(audit_run(run, MACHINE, tier="quick"))
+    found = Audit.read(run / AUDIT)
+    assert (found.removed, found.relearned) == (12, 24), "canaries are not like unseen samples"
+    origin, retrain = (own.canaries for own in found.quick.values())
+    assert origin is not None
+    assert retrain is not None
+    assert origin.count == 12
+    assert origin.low > retrain.high
+    scenario = build_scenario(config, MACHINE, run)
+    assert scenario.removed is not None
+    wrong = scenario.removed.labels != torch.tensor(scenario.true_labels)
+    assert torch.equal(wrong, scenario.canaries)
+    for client in scenario.clients:
+        setup = ClientSetup.from_json(scenario.setups[client.id].to_json())
+        assert torch.equal(shared_examples(setup).labels, client.retained.labels)
+    values["deletion"] = {"rate": 0.3, "canaries": 24}
+    with pytest.raises(ConfigError, match="24 of 24 removed samples without a trigger"):
+        build_scenario(parse_config(values), MACHINE)
+    values["deletion"] = {"class_label": 3, "canaries": 2}
+    with pytest.raises(ConfigError, match="names samples by their label"):
+        build_scenario(parse_config(values), MACHINE)
+
+
 def test_what_is_refused(audited: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least 4 models of each kind, not 1"):
         list(audit_run(audited, MACHINE, models=1))
+    with pytest.raises(ConfigError, match="A quick audit makes no models"):
+        list(audit_run(audited, MACHINE, tier="quick", models=8))
     with pytest.raises(ConfigError, match="The run has retrain"):
         list(audit_run(audited, MACHINE, methods=["goldfish"]))
     (tmp_path / "config.toml").write_text((audited / "config.toml").read_text())
-    with pytest.raises(StoreError, match="is not finished"):
+    with pytest.raises(StoreError, match="has not finished"):
         list(audit_run(tmp_path, MACHINE))

@@ -86,6 +86,24 @@ def test_every_method_gives_the_same_bits_on_both_engines(
     assert set(methods) <= set(models_on_both(grid, config, tmp_path))
 
 
+def test_a_median_of_bounded_updates_gives_the_same_bits(
+    grid: Any, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    """The lines of both runs name the same clients, whose updates were shortened."""
+    config = make_config(
+        training={"aggregation": "median", "max_update_norm": 0.3},
+        unlearning={"methods": ["retrain", "goldfish-warm"]},
+    )
+    models_on_both(grid, config, tmp_path)
+
+    def shortened(run: Path) -> list[list[str]]:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["shortened"] for line in lines]
+
+    assert any(shortened(tmp_path / "here"))
+    assert shortened(tmp_path / "here") == shortened(tmp_path / "flower")
+
+
 @pytest.mark.parametrize("mode", ["shared", "isolated"])
 def test_later_requests_and_a_share_of_the_clients_give_the_same_bits(
     grid: Any, make_config: MakeConfig, tmp_path: Path, mode: str

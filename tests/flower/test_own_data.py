@@ -357,8 +357,8 @@ def test_a_node_learns_from_no_fewer_samples_than_it_allows(
 def test_a_count_beyond_what_the_server_was_told_is_a_failure(
     wards: Any, make_own: MakeConfig, tmp_path: Path
 ) -> None:
-    """Every ward has 40 samples; of ward-b the server was told that it has 30 at most."""
-    told = {"clients": {"ward-a": {"samples": 40}, "ward-b": {"samples": 30}}}
+    """Every ward has 40 samples; the server was told 30 at most of all but two of them."""
+    told = {"samples": 30, "clients": {"ward-a": {"samples": 40}, "ward-c": {"samples": 50}}}
     config = make_own(deletion={"clients": ["ward-c"]}, training={"rounds": 1}, flower=told)
     run_on(wards, config, tmp_path / "out")
     (failure,) = read_run(tmp_path / "out").result.methods["origin"].rounds[0].failures

@@ -28,11 +28,11 @@ from goldfish.errors import (
 from goldfish.experiments.config import load_config, parse_config
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
+from goldfish.files import claim
 from goldfish.flower import submit
 from goldfish.flower.app_folder import SETTINGS, write_app_folder
 from goldfish.flower.progress import LOG, ProgressLog, alone_in, is_at_work, read_lines
 from goldfish.results import Progress
-from goldfish.store import claim
 
 CONFIG = """
 engine = "flower"
@@ -386,6 +386,24 @@ def test_a_run_that_does_not_begin_is_worth_one_word(
         list(own.follow())
     (word,) = told
     assert "Is a flower-superexec running for this SuperLink" in word
+
+
+def test_a_run_that_ends_while_flower_is_asked_is_done(
+    tmp_path: Path, flower: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted SuperLink has ended the log, so Flower is asked, which takes its time."""
+    flower(f"print({NUMBER!r}, flush=True)")
+    own = submission(tmp_path)
+
+    def ends(_: submit.Submission) -> bool:
+        with alone_in(tmp_path / "out"), ProgressLog(tmp_path / "out", token_of(tmp_path)) as log:
+            log.write(STEP)
+        return False
+
+    monkeypatch.setattr(submit, "ENDED_FOR", 0.0)
+    monkeypatch.setattr(submit.Submission, "_going", ends)
+    own.start({})
+    assert list(own.follow()) == [Progress.model_validate(STEP)]
 
 
 def test_flowers_own_command_ends_by_a_signal_that_this_process_ignores(

@@ -14,9 +14,12 @@ from goldfish.evaluation.attacks import (
     klom,
     likelihood_ratios,
     margins,
+    membership,
+    roc_points,
     true_positives,
 )
-from goldfish.evaluation.audit import class_weights, difference, shifts
+from goldfish.evaluation.audit import band, class_weights, difference, shifts
+from goldfish.evaluation.harm import harm
 
 
 def column(*values: float) -> torch.Tensor:
@@ -86,6 +89,56 @@ def test_true_positives_at_a_false_positive_rate() -> None:
     assert (found.rate, found.count) == (0.5, 4)
 
 
+def test_roc_points() -> None:
+    """Positives 3 and 1, negatives 0 and 2: above 2 there is one positive and no negative.
+
+    The first point allows one of two negatives: at threshold 1 both positives pass and one
+    negative does. The last allows all.
+    """
+    found = roc_points(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 2.0]))
+    assert found[0] == pytest.approx((0.5, 1.0))
+    assert found[-1] == (1.0, 1.0)
+    half = roc_points(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 2.0, 2.5, -1.0]))
+    assert half[0] == pytest.approx((0.25, 0.5)), "one of four: at most 2.5 alone may pass"
+
+
+def test_membership() -> None:
+    """Class 0: removed 3 and 1 against unseen 0 and 2; class 1: removed 5 against unseen 4 and 5.
+
+    3 beats both, 1 beats one, 5 beats one and ties with one: shares 1, 1/2 and 3/4, mean 3/4. The
+    shares have variance 1/16, a third of which is 1/48. Unseen samples are beaten by a share of
+    the removed ones of their class: 0 by all, 2 by half, variance 1/8; 4 by all, 5 by half:
+    1/8. Weights 2/3 and 1/3: (4/9 + 1/9) * 1/8 / 2 = 5/144. Half of the interval is 1.96 times
+    the root of 1/48 + 5/144 = 1/18: 0.46; above 1 it is cut.
+    """
+    found = membership(
+        torch.tensor([3.0, 1.0, 5.0]),
+        torch.tensor([0, 0, 1]),
+        torch.tensor([0.0, 2.0, 4.0, 5.0]),
+        torch.tensor([0, 0, 1, 1]),
+    )
+    assert found is not None
+    assert (found.rate, found.high, found.count) == (0.75, 1.0, 3)
+    assert found.low == pytest.approx(0.75 - 1.96 * math.sqrt(1 / 18))
+
+
+def test_harm() -> None:
+    """Two classes, so a margin is the difference of the two logits.
+
+    Client a: both right before; after it the first has margin 1 - 2 = -1 and is wrong. Client b:
+    its sample was wrong (-1) and is right (+1). The margins change by -3, 0 and +2.
+    """
+    labels = torch.tensor([0, 1, 1])
+    before = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]])
+    after = torch.tensor([[1.0, 2.0], [0.0, 3.0], [0.0, 1.0]])
+    found = harm(before, after, labels, ["x", "y", "z"], ["a", "a", "b"])
+    assert (found.clients["a"].before, found.clients["a"].after) == (100, 50)
+    assert (found.clients["b"].before, found.clients["b"].after) == (0, 100)
+    assert (found.lost, found.gained, found.samples) == (1, 1, 3)
+    (worst,) = found.most_affected
+    assert (worst.id, worst.client_id, worst.before, worst.after) == ("x", "a", 2, -1)
+
+
 def test_wilson_interval() -> None:
     """0 of 10: low 0; high = z^2 / (n + z^2) with z = 1.95996, that is 3.8415 / 13.8415."""
     found = counted(0, 10)
@@ -118,6 +171,11 @@ def test_difference_of_models() -> None:
     found = difference([3, 5], [1, 2, 3])
     assert found.value == pytest.approx(2)
     assert found.half == pytest.approx(5.840909 * math.sqrt(10 / 9), rel=1e-6)
+
+
+def test_the_band_of_a_further_oracle() -> None:
+    """Oracles 1, 2, 3: variance 2 / 2 = 1, times 1 + 1/3; t with 2 degrees is 9.924843."""
+    assert band([1, 2, 3]) == pytest.approx(9.924843 * math.sqrt(4 / 3), rel=1e-6)
 
 
 def test_shifts() -> None:

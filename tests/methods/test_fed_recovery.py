@@ -280,7 +280,7 @@ def test_every_client_cannot_go(trained: goldfish.Trained) -> None:
 def test_adaptive_weights_are_refused(trained: goldfish.Trained) -> None:
     adaptive = trained.settings.model_copy(update={"aggregation": "adaptive"})
     weighted = replace(trained, settings=adaptive)
-    with pytest.raises(goldfish.ConfigError, match="weighted by server error"):
+    with pytest.raises(goldfish.ConfigError, match="which aggregation = 'adaptive' does not go by"):
         goldfish.unlearn(weighted, REQUESTS["client"], method=FED_RECOVERY, aggregation="size")
 
 

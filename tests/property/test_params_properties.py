@@ -117,6 +117,49 @@ def test_the_mean_changes_no_model_and_shares_no_memory(all_params: list[Params]
     assert [P.digest(params) for params in all_params] == before
 
 
+# The trimmed mean and the bound on an update.
+
+
+@given(st.lists(models(finite), min_size=1, max_size=7), st.data())
+def test_a_trimmed_mean_lies_between_and_knows_no_order(
+    all_params: list[Params], data: st.DataObject
+) -> None:
+    """Between the smallest and the largest that are not cut off, value by value."""
+    count = len(all_params)
+    cut = data.draw(st.integers(0, (count - 1) // 2))
+    mean = P.trimmed_mean(all_params, cut)
+    shuffled = P.trimmed_mean(data.draw(st.permutations(all_params)), cut)
+    for name in SHAPES:
+        ordered = torch.stack([params[name] for params in all_params]).sort(dim=0).values
+        assert bool((ordered[cut] <= mean[name]).all())
+        assert bool((mean[name] <= ordered[count - 1 - cut]).all())
+        assert torch.equal(mean[name], shuffled[name])
+
+
+@given(st.lists(models(), min_size=4, max_size=4), models(finite), st.integers(0, 4))
+def test_one_hostile_client_of_five_moves_no_value_out_of_the_honest_range(
+    honest: list[Params], hostile: Params, place: int
+) -> None:
+    """Whatever it sends and wherever it stands: for the median, and for one cut at each end."""
+    everyone = [*honest[:place], hostile, *honest[place:]]
+    for mean in (P.trimmed_mean(everyone, 2), P.trimmed_mean(everyone, 1)):
+        for name in SHAPES:
+            values = torch.stack([params[name] for params in honest])
+            assert bool((values.amin(0) <= mean[name]).all())
+            assert bool((mean[name] <= values.amax(0)).all())
+
+
+@given(models(), models(finite), st.floats(1e-3, 1e6))
+def test_a_shortened_update_is_no_longer_than_the_bound(
+    start: Params, params: Params, most: float
+) -> None:
+    """Up to the rounding of single precision, by the largest of the values on the way."""
+    near = P.shortened(start, params, most)
+    values = sum(len(near[name].flatten()) for name in SHAPES)
+    largest = 1e3 + most
+    assert P.distance(start, near) <= most + values * 1.2e-7 * largest
+
+
 @given(models(), models())
 def test_sum_difference_and_multiple(one: Params, two: Params) -> None:
     """Float by float; whole numbers come from the first operand."""

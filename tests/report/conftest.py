@@ -314,3 +314,79 @@ def remember() -> Callable[..., None]:
         give_memory(result["methods"][name], *numbers)
 
     return give
+
+
+def audit(methods: Sequence[str], models: int = 8) -> dict[str, Any]:
+    """Return the whole of ``audit.json``: of the standard tier, or of the quick one without models.
+
+    Origin remembers, incompetent-teacher over-forgets; the others cannot be told from retraining.
+    """
+    centres = {"origin": 1.1, "fed-recovery": 0.9, "incompetent-teacher": -0.8}
+    words = {"origin": "remembers", "fed-recovery": "remembers"}
+    words |= {"incompetent-teacher": "over-forgets"}
+    oracles = [0.12 * math.sin(5 * n) for n in range(models)]
+
+    def many(name: str) -> dict[str, Any]:
+        centre = centres.get(name, 0.02)
+        ends = {"value": centre, "low": centre - 0.2, "high": centre + 0.2}
+        compared = {"unlearned": models, "oracles": models}
+        found = min(1.0, 0.01 + abs(centre) / 4)
+        rate = {"rate": found, "low": 0.8 * found, "high": min(1.0, 1.2 * found), "count": 800}
+        falses = [10 ** (-3 + 3 * n / 39) for n in range(40)]
+        return {
+            "word": words.get(name, "indistinguishable"),
+            "sentence": f"What {models} models of {name} show beside as many oracles.",
+            "memory": {**ends, **compared},
+            "accuracy": {"value": -0.2, "low": -0.9, "high": 0.5, **compared},
+            "models": [centre + 0.1 * math.sin(7 * n + centre) for n in range(models)],
+            "oracles": oracles,
+            "distances": {"removed": 0.3 + abs(centre), "unseen": 0.31},
+            "attack": {
+                "at_1_percent": rate,
+                "at_01_percent": rate,
+                "roc": [(f, f ** (1 / (1 + 2 * abs(centre)))) for f in falses],
+            },
+        }
+
+    def quick(name: str) -> dict[str, Any]:
+        fast = 0.02 + abs(centres.get(name, 0.0)) / 5
+        curve = [0.02 + 2 * math.exp(-fast * n) for n in range(101)]
+        step = int(4 / fast)
+        harmed = {
+            f"client-{i}": {"before": 97.5, "after": 97.5 - i * ENDS[name][3] / 4, "samples": 281}
+            for i in range(1, 6)
+        }
+        fallen = {"id": "402", "client_id": "client-3", "label": 8, "before": 4.1, "after": -2.2}
+        return {
+            "membership": {"rate": 0.55, "low": 0.5, "high": 0.6, "count": 107},
+            "relearning": {
+                "curve": [0.01] * 101 if name == "origin" else curve,
+                "steps": [0, 0, 0] if name == "origin" else [step if step <= 100 else None, None],
+            },
+            "harm": None
+            if name == "origin"
+            else {
+                "clients": harmed,
+                "lost": 14,
+                "gained": 9,
+                "samples": 1405,
+                "most_affected": [fallen],
+            },
+        }
+
+    return {
+        "tier": "standard" if models else "quick",
+        "removed": 107,
+        "unseen": 360,
+        "relearned": 107,
+        "quick": {name: quick(name) for name in methods},
+        "models": models,
+        "noise": {"removed": 0.28, "unseen": 0.26} if models else None,
+        "band": 0.35 if models else 0.0,
+        "methods": {name: many(name) for name in methods} if models else {},
+    }
+
+
+@pytest.fixture(scope="session")
+def make_audit() -> MakeResult:
+    return audit

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 from goldfish import report, results
 from goldfish.errors import StoreError
-from goldfish.report import write_report
+from goldfish.report import headline, write_report
 from goldfish.report.charts import (
     PALETTE_SIZE,
     PLACES,
@@ -22,6 +25,7 @@ from goldfish.report.charts import (
     colours,
     course,
     course_of_time,
+    draw,
     limits,
     moments,
 )
@@ -29,7 +33,9 @@ from goldfish.report.page import MAX_CLASSES, facts, failures, flat, heat
 from goldfish.report.summary import main_table
 from goldfish.results import BY_KEY, Result
 
+TEN = [*PLACES][:-1]
 ALL = ["origin", "goldfish", "retrain", "rapid-retrain", "incompetent-teacher", "sisa"]
+LIGHT = tuple(f"goldfish.{name}" for name in ("audits", "errors", "files", "report", "results"))
 VOID = {"meta", "img", "br", "use", "path"}
 
 
@@ -148,6 +154,57 @@ def test_every_shape_of_run_gives_a_page(
     assert html.count("<svg") == (3 if backdoor else 2)
 
 
+def test_the_page_leads_with_the_audit(make_result: Any, make_audit: Any, write_run: Any) -> None:
+    """Its verdict is in the headline, its figures come first, each with its table."""
+    run_dir = write_run(make_result(ALL))
+    audit = make_audit(ALL)
+    audit["methods"]["goldfish"] |= {"word": "remembers", "sentence": "<b>Margins</b> above."}
+    (run_dir / "audit.json").write_text(json.dumps(audit))
+    html = read(write_report(run_dir))
+    assert not Page(html).open
+    assert '<header class="kept">' in html, "the worse of the two verdicts gives the tone"
+    assert "audit: remembers</h1>" in html
+    assert "&lt;b&gt;Margins" in html
+    assert html.index('id="audit"') < html.index("What was done")
+    part = html[html.index('id="audit"') : html.index("What was done")]
+    assert part.count("<svg") == part.count("<figcaption>") == 4
+    for cell in ("+1.10 ± 0.20", "0.28 / 0.26", "28.5 %\n22.8 to 34.2", "&gt;100", "0.55 ± 0.05"):
+        assert f"<td>{cell}</td>" in part
+    assert "402 of client-3: +4.1 to −2.2" in part
+    assert all(f">{rate}</text>" in part for rate in ("0.1 %", "1 %", "10 %", "100 %"))
+
+
+def test_a_quick_audit_has_no_verdict(make_result: Any, make_audit: Any, write_run: Any) -> None:
+    run_dir = write_run(make_result(ALL))
+    (run_dir / "audit.json").write_text(json.dumps(make_audit(ALL, models=0)))
+    html = read(write_report(run_dir))
+    assert "audit:" not in html
+    assert "gives no verdict" in html
+    assert html[html.index('id="audit"') : html.index("What was done")].count("<svg") == 2
+
+
+def test_a_headline_says_what_each_seed_gave(make_grown: Any) -> None:
+    """A mean of 68.9 % hides 91, 24 and 91."""
+    made = make_grown(["origin", "goldfish", "retrain"], seeds=3)
+    told = headline(Result.model_validate(made))
+    assert "seeds differ" not in told.verdict
+    assert any("goldfish by seed: accuracy on clean" in s for s in told.sentences)
+    spread = made["methods"]["goldfish"]["spread"]["backdoor_success"]
+    spread |= {"mean": 68.9, "std": 38.7, "values": [91.2, 24.3, 91.1]}
+    made["methods"]["goldfish"]["final"]["backdoor_success"] = 68.9
+    told = headline(Result.model_validate(made))
+    assert told.verdict.endswith("; the seeds differ: backdoor success 91, 24 and 91 %")
+    assert any("backdoor success 91.2, 24.3 and 91.1 %" in s for s in told.sentences)
+
+
+def test_many_methods_have_a_panel_each(make_grown: Any) -> None:
+    few, many = (list(charts(Result.model_validate(make_grown(m)))) for m in (ALL, TEN))
+    assert not any(chart.panels for chart in few)
+    assert all(chart.panels for chart in many)
+    drawn = draw(many[0], colours(TEN))
+    assert all(f">{name} " in drawn for name in TEN[1:])
+
+
 def test_failures_of_one_cause_are_taken_together(make_result: Any) -> None:
     result = make_result()
     for index in (1, 4):
@@ -179,9 +236,9 @@ def test_heat_table_shades_by_points(make_result: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "reference", "expected"),
     [
-        ([97.4, 98.1], 96.9, (94.0, 99.0)),  # never fewer than 5 points
-        ([99.9, 100.0], 99.8, (95.0, 100.0)),
-        ([0.0, 0.3], None, (0.0, 5.0)),
+        ([97.4, 98.1], 96.9, (89.0, 99.0)),  # never fewer than 10 points
+        ([99.9, 100.0], 99.8, (90.0, 100.0)),
+        ([0.0, 0.3], None, (0.0, 10.0)),
         ([89.0, 98.0], 97.0, (88.0, 98.0)),
         ([57.7, 98.1], 96.9, (50.0, 100.0)),
         ([0.0, 4.6], 94.1, (0.0, 100.0)),
@@ -199,7 +256,11 @@ def test_charts_say_where_an_axis_is_cut(make_result: Any) -> None:
     for method in result["methods"].values():
         del method["rounds"][:4]
     over_rounds, over_time, backdoor = charts(Result.model_validate(result))
-    assert over_rounds.remark == over_time.remark == "axis from 88 to 96 %; earlier rounds below"
+    assert over_rounds.remark == over_time.remark
+    assert over_rounds.y == over_time.y, "side by side on the same axis"
+    assert over_rounds.remark == (
+        "axis from 86 to 96 %; earlier rounds below; shaded: 95 % interval of retrain"
+    )
     assert backdoor.remark == ""
 
 
@@ -294,6 +355,15 @@ def test_old_page_survives_a_failed_write(
     assert not list(run_dir.glob(".*"))
 
 
+def test_a_report_needs_no_pytorch(usual: tuple[Path, Result]) -> None:
+    """It takes more than a second to load, and a page is made of numbers that are there."""
+    code = "import sys; from goldfish.cli import app; app(sys.argv[1:], standalone_mode=False)"
+    code += "; assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, "report", str(usual[0])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_heavy_libraries_are_imported_late() -> None:
     """At the top of the modules: the standard library and our own light ones only.
 
@@ -308,7 +378,7 @@ def test_heavy_libraries_are_imported_late() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             for name in names:
-                ours = name.startswith(("goldfish.report", "goldfish.results", "goldfish.errors"))
+                ours = name.startswith(LIGHT)
                 assert ours or name.split(".")[0] not in {
                     "goldfish",
                     "jinja2",

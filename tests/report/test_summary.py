@@ -84,7 +84,7 @@ def test_percentages_say_of_how_many_images_they_are(make_grown: Any) -> None:
     assert goldfish["accuracy (359 images)"] == "95.5 %\n92.8 to 97.2"
     assert goldfish["backdoor (10,000 images)"] == "0.6 %"
     goldfish = cells(main_table, make_grown(seeds=3) | images)["goldfish"]
-    assert goldfish["accuracy (359 images)"] == "95.5 ± 0.2 %"
+    assert goldfish["accuracy (359 images)"] == "95.5 ± 0.2 %\n95.3, 95.5, 95.7"
 
 
 def test_the_removed_class_stands_beside_the_accuracy(make_result: Any) -> None:
@@ -100,7 +100,7 @@ def test_the_removed_class_stands_beside_the_accuracy(make_result: Any) -> None:
 def test_cells_of_several_seeds(make_grown: Any) -> None:
     result = make_grown(seeds=3)
     rows = cells(main_table, result)
-    assert rows["goldfish"]["accuracy (10,000 images)"] == "95.5 ± 0.2 %"
+    assert rows["goldfish"]["accuracy (10,000 images)"] == "95.5 ± 0.2 %\n95.3, 95.5, 95.7"
     assert rows["goldfish"]["memory gap"] == "0.012 ± 0.004"
     assert rows["goldfish"]["time"] == "5.89 ± 0.53 s"
     assert rows["rapid-retrain"]["to quality"] == "in 2 of 3 seeds"

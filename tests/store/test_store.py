@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from goldfish.errors import StoreError
+from goldfish.files import append_line, write_whole
 from goldfish.params import digest
 from goldfish.results import Record
 from goldfish.store import (
@@ -21,9 +22,7 @@ from goldfish.store import (
     load_checkpoint,
     run_id_of,
     save_checkpoint,
-    write_whole,
 )
-from goldfish.store.files import append_line
 from goldfish.types import HistoryEntry, Scalar, Update
 
 PARAMS = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor(3)}

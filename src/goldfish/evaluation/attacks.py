@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
+from goldfish.audits import Rate
 from goldfish.errors import ConfigError, DataError, DivergenceError
 from goldfish.evaluation._checks import checked_labels, checked_logits
-from goldfish.results import Part
 
 LEAST_SPREAD = 1e-3
 """A fitted standard deviation is at least this: models of saturated outputs hardly differ."""
@@ -23,15 +23,9 @@ KLOM_BINS = 20
 KLOM_MODELS = 100
 """With fewer models a side the binned divergence of :func:`klom` is mostly noise."""
 
-
-class Rate(Part):
-    """A rate that was counted, with its 95 % interval (Wilson), all from 0 to 1."""
-
-    rate: float
-    low: float
-    high: float
-    count: int
-    """Of how many."""
+ROC_POINTS = 40
+AT_ONCE = 500
+"""Samples whose epsilon is computed at a time: it compares every model with every other."""
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
@@ -112,6 +106,50 @@ def roc(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(false), torch.from_numpy(true)
 
 
+def roc_points(positives: Tensor, negatives: Tensor) -> list[tuple[float, float]]:
+    """Return the curve at false positive rates that are evenly spaced on a logarithmic axis.
+
+    They go from one false positive to all; each with the true positive rate at no more than it.
+    """
+    false, true = roc(positives, negatives)
+    rates = torch.logspace(-math.log10(negatives.numel()), 0, ROC_POINTS, dtype=torch.float64)
+    rates[-1] = 1.0
+    last = torch.searchsorted(false.contiguous(), rates, right=True) - 1
+    return list(zip(rates.tolist(), true[last].tolist(), strict=True))
+
+
+def membership(
+    removed: Tensor, removed_labels: Tensor, unseen: Tensor, unseen_labels: Tensor
+) -> Rate | None:
+    """Return how often a removed sample has a larger margin than an unseen one of its class.
+
+    This is the area under the ROC curve of the simplest membership attack: 0.5 is chance. Each
+    class weighs as it does among the removed samples; the 95 % interval is DeLong's. None where no
+    class has two unseen samples.
+    """
+    shares, error = [], 0.0
+    pairs = [
+        (removed[removed_labels == label].double(), unseen[unseen_labels == label].double())
+        for label in removed_labels.unique().tolist()
+    ]
+    pairs = [(ours, theirs) for ours, theirs in pairs if len(theirs) >= 2]
+    count = sum(len(ours) for ours, _ in pairs)
+    for ours, theirs in pairs:
+        difference = ours.unsqueeze(1) - theirs.unsqueeze(0)
+        wins = (difference.sign() + 1) / 2  # 1 where the removed sample's is larger, 1/2 if equal
+        shares.append(wins.mean(dim=1))
+        spread = wins.mean(dim=0).var(correction=1).item()
+        error += (len(ours) / count) ** 2 * spread / len(theirs)
+    if not pairs:
+        return None
+    each = torch.cat(shares)
+    rate = each.mean().item()
+    if count < 2:
+        return Rate(rate=rate, low=0.0, high=1.0, count=count)
+    half = 1.96 * math.sqrt(each.var(correction=1).item() / count + error)
+    return Rate(rate=rate, low=max(rate - half, 0.0), high=min(rate + half, 1.0), count=count)
+
+
 def true_positives(positives: Tensor, negatives: Tensor, false_rate: float) -> Rate:
     """Return the true positive rate of an attack at a false positive rate of at most this."""
     if not 0 < false_rate < 1:
@@ -142,6 +180,11 @@ def epsilon(unlearned: Tensor, oracles: Tensor, delta: float = 1e-5) -> Tensor:
     with both at 0 gives infinity.
     """
     unlearned, oracles = checked_sides(unlearned, oracles, least=1)
+    sides = zip(unlearned.split(AT_ONCE, dim=1), oracles.split(AT_ONCE, dim=1), strict=True)
+    return torch.cat([_epsilon(ours, theirs, delta) for ours, theirs in sides])
+
+
+def _epsilon(unlearned: Tensor, oracles: Tensor, delta: float) -> Tensor:
     thresholds = torch.cat([unlearned, oracles]).sort(dim=0).values  # attacks x samples
     above_u = (unlearned.unsqueeze(0) >= thresholds.unsqueeze(1)).double().mean(dim=1)
     above_o = (oracles.unsqueeze(0) >= thresholds.unsqueeze(1)).double().mean(dim=1)

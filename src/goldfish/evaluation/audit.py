@@ -12,18 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from goldfish.audits import AuditVerdict, AuditWord, Difference
 from goldfish.errors import ConfigError
 from goldfish.evaluation.attacks import LEAST_SPREAD, checked_sides
-from goldfish.results import Part
-
-AuditWord: TypeAlias = Literal[
-    "remembers", "over-forgets", "damaged", "different", "indistinguishable", "not enough evidence"
-]
 
 INTERVAL = 99
 """Percent, of every interval. An audit asks three questions: 95 each would accuse one in seven."""
@@ -56,42 +51,6 @@ class Measured:
     """In percent, on the test set."""
 
 
-class Difference(Part):
-    """Unlearned models minus oracles in one number a model, with its 99 % interval."""
-
-    value: float
-    low: float
-    high: float
-    unlearned: int
-    """How many models unlearned."""
-    oracles: int
-
-    @property
-    def beyond_chance(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-    @property
-    def half(self) -> float:
-        """Half of the interval's width."""
-        return (self.high - self.low) / 2
-
-
-class AuditVerdict(Part):
-    """What an audit shows. Never a certificate: it says what these tests could not tell apart."""
-
-    word: AuditWord
-    sentence: str
-    memory: Difference | None = None
-    """Shift of the margins on removed samples, beyond that on unseen ones: above 0, a memory."""
-    general: Difference | None = None
-    """Shift of the margins on unseen samples: below 0, less sure of everything."""
-    accuracy: Difference | None = None
-    """In points, on the test set."""
-    before: Difference | None = None
-    """The memory of origin: what there was to forget."""
-
-
 def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Difference:
     """Return the difference of the means with Student's 99 % interval.
 
@@ -119,6 +78,11 @@ def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Differen
         unlearned=len(ours),
         oracles=len(theirs),
     )
+
+
+def band(oracles: Sequence[float]) -> float:
+    """Return within which distance of their mean a further oracle's number is expected (99 %)."""
+    return difference([0.0], oracles).half
 
 
 def shifts(
@@ -179,17 +143,17 @@ def audit_verdict(
         )
     weights = class_weights(removed_labels, unseen_labels)
 
-    def compared(models: Sequence[Measured]) -> tuple[Difference, Difference]:
+    def compared(models: Sequence[Measured]) -> tuple[list[float], list[float], Difference]:
         removed = [torch.stack([model.removed for model in side]) for side in (models, oracles)]
         unseen = [torch.stack([model.unseen for model in side]) for side in (models, oracles)]
         on_removed = shifts(removed[0], removed[1])
         on_unseen = shifts(unseen[0], unseen[1], weights)
-        beyond = [(a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)]
-        general = difference(on_unseen[0].tolist(), on_unseen[1].tolist())
-        return difference(beyond[0], beyond[1]), general
+        ours, theirs = [(a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)]
+        return ours, theirs, difference(on_unseen[0].tolist(), on_unseen[1].tolist())
 
-    memory, general = compared(unlearned)
-    before = compared(origins)[0] if origins else None
+    own, noise, general = compared(unlearned)
+    memory = difference(own, noise)
+    before = difference(*compared(origins)[:2]) if origins else None
     accuracy = difference([m.accuracy for m in unlearned], [m.accuracy for m in oracles])
     word, sentence = _judged(memory, general, accuracy, before)
     return AuditVerdict(
@@ -199,6 +163,8 @@ def audit_verdict(
         general=general,
         accuracy=accuracy,
         before=before,
+        models=own,
+        oracles=noise,
     )
 
 

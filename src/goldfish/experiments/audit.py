@@ -1,151 +1,281 @@
-"""An audit of a run: its methods, and retraining, again under other seeds, compared by margins.
+"""An audit of a run, in tiers.
 
-For every further seed the federation is trained and unlearns once more, and an oracle is trained
-without the removed samples. Who holds what and what is removed stay those of the run. Each model's
-margins are kept in ``audit/``, so that an audit that was interrupted, or one with more models, goes
-on with what is there.
+*quick* looks at the run's own models: a membership attack, how fast they relearn the removed
+samples, and what unlearning did to the samples that remain. *standard* and *full* train the
+federation again under other seeds, let each method unlearn again, and train oracles without the
+removed samples; all are compared by their margins. Who holds what and what is removed stay those of
+the run. Each model's margins are kept in ``audit/``, so that an audit that was interrupted, or one
+with more models, goes on with what is there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from goldfish.data import TensorExamples
-from goldfish.errors import ConfigError, StoreError, unknown
+from goldfish.audits import (
+    AUDIT,
+    Attack,
+    Audit,
+    AuditedMethod,
+    AuditVerdict,
+    Distances,
+    Epsilon,
+    Harm,
+    QuickAudit,
+    Tier,
+    read_audit,
+)
+from goldfish.data import Subset, TensorExamples, removal
+from goldfish.errors import ConfigError, unknown
 from goldfish.evaluation.attacks import (
-    Rate,
+    KLOM_MODELS,
+    counted,
+    epsilon,
     gaussian_distance,
+    klom,
     likelihood_ratios,
     margins,
+    membership,
+    roc_points,
     true_positives,
 )
-from goldfish.evaluation.audit import LEAST_ORACLES, AuditVerdict, Measured, audit_verdict
+from goldfish.evaluation.audit import LEAST_ORACLES, Measured, audit_verdict, band
+from goldfish.evaluation.harm import harm
+from goldfish.evaluation.memory import sample_losses
+from goldfish.evaluation.relearning import ORDERS, STEPS, relearn
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import in_process
-from goldfish.experiments.evaluator import Evaluator
-from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.experiments.evaluator import Evaluator, chosen
+from goldfish.experiments.scenario import Machine, build_scenario, select
+from goldfish.files import claim, write_whole
 from goldfish.methods import METHODS, Method, Trained
 from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
-from goldfish.results import ORIGIN, YARDSTICK, Part, Progress
+from goldfish.results import MARGINS, ORIGIN, YARDSTICK, Progress, Result, read_run
 from goldfish.settings import TrainingSettings
-from goldfish.store import (
-    CONFIG,
-    RESULT,
-    Checkpoint,
-    claim,
-    load_checkpoint,
-    save_checkpoint,
-    write_whole,
-)
+from goldfish.store import CONFIG, Checkpoint, RunDirectory, load_checkpoint, save_checkpoint
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Params
 from goldfish.workflow import train, unlearn
 
-FOLDER, AUDIT, ORACLE = "audit", "audit.json", "oracle"
+FOLDER, ORACLE, QUICK = "audit", "oracle", "quick"
+
+MODELS: Mapping[Tier, int] = {"quick": 0, "standard": 8, "full": 32}
+"""How many models of each kind a tier has unless told."""
 
 STEP_SIZES = (1.0, 0.8, 1.25)
 """Models of all kinds differ in step size too, in turn: even retraining can be told apart by it."""
 
-FALSE_RATE = 0.01
-"""At which false positive rate the attack's true positive rate is told."""
+RELEARNED = 300
+"""At most so many removed samples are learned again, spread over all of them."""
 
+LOOKED_AT = 10_000
+"""At most so many remaining samples are looked at for harm, spread over all of them."""
 
-class Distances(Part):
-    """Median distance of margins between two groups of models, on two kinds of samples."""
-
-    removed: float
-    unseen: float
-
-
-class AuditedMethod(AuditVerdict):
-    """What the models of one method show beside the oracles."""
-
-    distances: Distances
-    """From the oracles, with half of the models a side, as in :attr:`Audit.noise`."""
-    attack: Rate
-    """True positive rate of U-LiRA on removed samples at a false positive rate of 1 %."""
-
-
-class Audit(Part):
-    """The whole of ``audit.json``."""
-
-    models: int
-    """How many models of each method, and how many oracles."""
-    removed: int
-    unseen: int
-    noise: Distances
-    """Between one half of the oracles and the other."""
-    methods: dict[str, AuditedMethod]
-    """Origin, which unlearned nothing, comes first."""
+FORWARD = 1 / 3
+"""What a prediction costs beside a training step, about."""
 
 
 def audit_run(
-    run: Path, machine: Machine, *, models: int = 8, methods: Sequence[str] = ()
+    run: Path,
+    machine: Machine,
+    *,
+    tier: Tier = "standard",
+    models: int | None = None,
+    methods: Sequence[str] = (),
 ) -> Iterator[Progress]:
     """Yield the progress of an audit; ``audit.json`` in the run directory holds it at the end.
 
     ``models`` is how many federations are trained and unlearn again, and how many oracles there
     are; ``methods`` are by default all of the run's. The untouched model, origin, is always
-    audited too: an audit that does not find its memory would find no other.
+    audited too: an audit that does not find its memory would find no other. A quick audit leaves
+    what a longer one has found in ``audit.json``.
     """
-    if models < LEAST_ORACLES:
-        raise ConfigError(
-            f"An audit compares at least {LEAST_ORACLES} models of each kind, not {models}."
-        )
-    config = load_config(run / CONFIG)
-    names = list(methods or config.unlearning.methods)
-    for name in names:
-        if name not in config.unlearning.methods:
-            hint = f"The run has {', '.join(config.unlearning.methods)}."
-            raise ConfigError(unknown("method", name, config.unlearning.methods, hint))
-    if not (run / RESULT).exists():
-        raise StoreError(f"{run} is not finished. First: goldfish run {run} --resume")
+    amount, config, result, names = _checked(run, tier, models, methods)
     with claim(run / FOLDER / "lock"):
-        work = _Work(config, run, machine)
+        work = _Work(config, run, machine, names)
+        quick = {}
+        for place, name in enumerate((ORIGIN, *names)):
+            yield Progress(phase=QUICK, round=place, rounds=len(names) + 1)
+            quick[name] = work.quick(name)
+        yield Progress(phase=QUICK, round=len(names) + 1, rounds=len(names) + 1)
         makers: dict[str, Callable[[int], Params]] = {ORACLE: work.oracle, ORIGIN: work.origin}
         makers |= {name: partial(work.unlearned, METHODS[name]) for name in names}
         measured: dict[str, list[Measured]] = {name: [] for name in makers}
-        for number in range(1, models + 1):
+        for number in range(1, amount + 1):
             for name, make in makers.items():
-                yield Progress(phase=name, round=number - 1, rounds=models)
+                yield Progress(phase=name, round=number - 1, rounds=amount)
                 measured[name].append(work.measured(name, number, make))
-                yield Progress(phase=name, round=number, rounds=models)
-        write_whole(run / AUDIT, work.audit(measured).model_dump_json(indent=1) + "\n")
+                yield Progress(phase=name, round=number, rounds=amount)
+        found = work.audit(tier, quick, measured, result)
+        if tier == "quick" and (before := read_audit(run)) is not None:
+            found = before.model_copy(update={"quick": {**before.quick, **quick}})
+        write_whole(run / AUDIT, found.model_dump_json(indent=1) + "\n")
+
+
+def forecast(
+    run: Path, *, tier: Tier = "standard", models: int | None = None, methods: Sequence[str] = ()
+) -> float:
+    """Return about how many seconds an audit takes, by what the rounds of the run took."""
+    amount, config, result, names = _checked(run, tier, models, methods)
+    spent = {name: result.methods[name].cost for name in (ORIGIN, *names)}
+    seconds = {name: 0.0 if cost is None else cost.seconds for name, cost in spent.items()}
+    for name in names:
+        own = result.methods[name].training
+        seconds[name] += 0.0 if own is None else own.cost.seconds
+    seconds[ORACLE] = seconds[ORIGIN]
+    missing = [
+        {name for name in seconds if not _kept(run, name, number).exists()}
+        for number in range(1, amount + 1)
+    ]
+    longer = sum(
+        sum(seconds[name] for name in (those | {ORIGIN} if those - {ORACLE} else those))
+        for those in missing
+    )
+    origin = spent[ORIGIN]
+    sample = origin.seconds / origin.samples if origin and origin.samples else 0.0
+    removed = result.deletion.removed_samples or 0
+    followed = min(removed, RELEARNED)
+    steps = ORDERS * STEPS * (min(config.training.batch_size, followed) + FORWARD * followed)
+    looks = result.test_images.accuracy + removed
+    looks += min(result.deletion.training_samples or 0, LOOKED_AT)
+    return longer + len(spent) * sample * (steps + FORWARD * looks)
+
+
+def _checked(
+    run: Path, tier: Tier, models: int | None, methods: Sequence[str]
+) -> tuple[int, Config, Result, list[str]]:
+    """Return the number of models, the configuration, the result, and the methods to audit."""
+    if tier == "quick" and models is not None:
+        raise ConfigError("A quick audit makes no models: leave --models out, or choose a tier.")
+    amount = MODELS[tier] if models is None else models
+    if tier != "quick" and amount < LEAST_ORACLES:
+        raise ConfigError(
+            f"An audit compares at least {LEAST_ORACLES} models of each kind, not {amount}."
+        )
+    result = read_run(run).result
+    config = load_config(run / CONFIG)
+    if result.seeds:
+        first = run / f"seed-{result.seeds[0]}"
+        raise ConfigError(f"{run} holds a run for each of its seeds: audit one, such as {first}.")
+    there = [name for name in config.unlearning.methods if result.methods[name].final is not None]
+    for name in methods:
+        if name not in there:
+            hint = f"The run has {', '.join(there)}."
+            raise ConfigError(unknown("method", name, there, hint))
+    return amount, config, result, list(dict.fromkeys(methods)) or there
+
+
+def _kept(run: Path, name: str, number: int) -> Path:
+    return run / FOLDER / f"{name}-{number}.safetensors"
 
 
 class _Work:
     """Makes and measures the models of an audit, each under a seed of its own."""
 
-    def __init__(self, config: Config, run: Path, machine: Machine) -> None:
+    def __init__(self, config: Config, run: Path, machine: Machine, names: Sequence[str]) -> None:
         scenario = build_scenario(config, machine, run)
         if len(scenario.stages) > 1:
             raise ConfigError("A run with later requests (deletion.then) cannot be audited yet.")
         self._config = config
         self._scenario = scenario
-        self._folder = run / FOLDER
+        self._run = run
+        self._names = names
         self._federation = in_process(scenario, machine, "")
         self._evaluator = Evaluator(scenario, machine.device)
+        self._workspace = LocalWorkspace(scenario.model, machine.device, graphs=False)
         self._trainings: dict[tuple[int, str | None], Trained] = {}
         self._removed, self._unseen = self._compared()
+        self._canaries = chosen(self._all_removed(), scenario.canaries)
+        self._relearned = _spread(self._all_removed(), RELEARNED)
+        self._clients = [removal.split(c, scenario.requests) for c in scenario.clients]
+        origin = self._final(ORIGIN)
+        self._target = self._loss(origin, self._relearned) + MARGINS.memory
+        self._before = self._on_remaining(origin)
+
+    def quick(self, name: str) -> QuickAudit:
+        """Look at the run's own model of a method."""
+        params = self._final(name)
+        found = [
+            (margins(self._evaluator.logits(params, examples), examples.labels), examples.labels)
+            for examples in (self._removed, self._unseen)
+        ]
+        (removed, removed_labels), (unseen, unseen_labels) = found
+        canaries = None
+        if self._canaries is not None:
+            given = self._evaluator.logits(params, self._canaries).argmax(dim=1)
+            hits = int((given == self._canaries.labels.cpu()).sum())
+            canaries = counted(hits, len(self._canaries))
+        return QuickAudit(
+            membership=membership(removed, removed_labels.cpu(), unseen, unseen_labels.cpu()),
+            canaries=canaries,
+            relearning=relearn(
+                self._workspace,
+                params,
+                self._relearned,
+                self._config.training,
+                self._target,
+                self._config.seed,
+            ),
+            harm=None if name == ORIGIN else self._harm(params),
+        )
+
+    def _final(self, name: str) -> Params:
+        path = RunDirectory(self._run).checkpoint_path(name)
+        return load_checkpoint(path).params
+
+    def _loss(self, params: Params, examples: TensorExamples) -> float:
+        logits = self._evaluator.logits(params, examples)
+        return sample_losses(logits, examples.labels).mean().item()
+
+    def _remaining(self) -> Iterator[tuple[str, Subset]]:
+        """Return some of each client's remaining samples."""
+        total = sum(len(client.retained) for client in self._clients)
+        share = min(1.0, LOOKED_AT / max(total, 1))
+        for client in self._clients:
+            count = round(share * len(client.retained))
+            if count:
+                yield client.id, Subset(client.retained, _places(len(client.retained), count))
+
+    def _on_remaining(self, params: Params) -> Tensor:
+        parts = [self._evaluator.logits(params, part) for _, part in self._remaining()]
+        return torch.cat(parts) if parts else torch.empty(0)
+
+    def _harm(self, params: Params) -> Harm | None:
+        parts = list(self._remaining())
+        if not parts:
+            return None
+        return harm(
+            self._before,
+            self._on_remaining(params),
+            torch.cat([part.labels.cpu() for _, part in parts]),
+            [sample_id for _, part in parts for sample_id in part.ids],
+            [client_id for client_id, part in parts for _ in range(len(part))],
+        )
 
     def measured(self, name: str, number: int, make: Callable[[int], Params]) -> Measured:
         """Return what is kept of a model's measurement; else make the model and measure it."""
-        path = self._folder / f"{name}-{number}.safetensors"
+        path = _kept(self._run, name, number)
         if path.exists():
             kept = load_checkpoint(path)
             accuracy = float(kept.memo["accuracy"])
             return Measured(kept.params["removed"], kept.params["unseen"], accuracy)
-        params = make(number)
-        tensors = {
-            kind: margins(self._evaluator.logits(params, examples), examples.labels)
-            for kind, examples in (("removed", self._removed), ("unseen", self._unseen))
+        params, scenario = make(number), self._scenario
+        examples = {"removed": self._removed, "unseen": self._unseen, "test": scenario.test}
+        logits = {
+            kind: self._evaluator.logits(params, own)
+            for kind, own in examples.items()
+            if kind != "test" or own is not self._unseen
         }
-        accuracy = self._evaluator.measure(params).accuracy
+        tensors = {k: margins(logits[k], examples[k].labels) for k in ("removed", "unseen")}
+        accuracy = self._evaluator.scores(logits.get("test", logits["unseen"])).accuracy
         save_checkpoint(path, Checkpoint(number, tensors, memo={"accuracy": accuracy}))
         return Measured(tensors["removed"], tensors["unseen"], accuracy)
 
@@ -183,7 +313,7 @@ class _Work:
                 settings |= self._config.methods[own].model_dump()
             kept = {
                 name: self._config.methods[name].model_dump()
-                for name in self._config.unlearning.methods
+                for name in self._names
                 if own is None and METHODS[name].prepare is None
             }
             seed = self._config.seed + number
@@ -195,37 +325,103 @@ class _Work:
     def _compared(self) -> tuple[TensorExamples, TensorExamples]:
         """Return removed samples, if possible without a trigger, and unseen ones like them."""
         scenario, clean = self._scenario, self._evaluator.clean_removed
-        if scenario.removed is None:
-            raise ConfigError(
-                "Only the clients of this run have the removed samples: it cannot be audited here."
-            )
         if clean is not None:
             return clean, scenario.test
         if scenario.triggered is None:
             raise ConfigError("The run has no unseen samples to compare removed ones with.")
-        return scenario.removed, scenario.triggered
+        return self._all_removed(), scenario.triggered
 
-    def audit(self, measured: Mapping[str, Sequence[Measured]]) -> Audit:
+    def _all_removed(self) -> TensorExamples:
+        if self._scenario.removed is None:
+            raise ConfigError(
+                "Only the clients of this run have the removed samples: it cannot be audited here."
+            )
+        return self._scenario.removed
+
+    def audit(
+        self,
+        tier: Tier,
+        quick: dict[str, QuickAudit],
+        measured: Mapping[str, Sequence[Measured]],
+        result: Result,
+    ) -> Audit:
         """Return the audit of all models."""
-        labels = (self._removed.labels.cpu(), self._unseen.labels.cpu())
+        found = Audit(
+            tier=tier,
+            removed=len(self._removed),
+            unseen=len(self._unseen),
+            relearned=len(self._relearned),
+            quick=quick,
+        )
         oracles = measured[ORACLE]
+        if not oracles:
+            return found
+        labels = (self._removed.labels.cpu(), self._unseen.labels.cpu())
+        binned = tier == "full" and len(oracles) // 2 >= KLOM_MODELS
         methods = {}
         for name, own in measured.items():
             if name == ORACLE:
                 continue
-            ratios = likelihood_ratios(*(_on_removed(side) for side in (own, oracles)))
+            verdict = audit_verdict(own, oracles, *labels, measured[ORIGIN])
+            if verdict.word == "damaged":
+                verdict = with_places(verdict, name, result, quick[name].harm)
             methods[name] = AuditedMethod(
-                **audit_verdict(own, oracles, *labels, measured[ORIGIN]).model_dump(),
+                **verdict.model_dump(),
                 distances=_distances(own[::2], oracles[1::2]),
-                attack=true_positives(*ratios, FALSE_RATE),
+                klom=_distances(own[::2], oracles[1::2], klom) if binned else None,
+                attack=_attack(own, oracles, full=tier == "full"),
             )
-        return Audit(
-            models=len(oracles),
-            removed=len(self._removed),
-            unseen=len(self._unseen),
-            noise=_distances(oracles[::2], oracles[1::2]),
-            methods=methods,
+        return found.model_copy(
+            update={
+                "models": len(oracles),
+                "noise": _distances(oracles[::2], oracles[1::2]),
+                "noise_klom": _distances(oracles[::2], oracles[1::2], klom) if binned else None,
+                "band": band(methods[ORIGIN].oracles),
+                "methods": methods,
+            }
         )
+
+
+def with_places(
+    verdict: AuditVerdict, name: str, result: Result, harmed: Harm | None
+) -> AuditVerdict:
+    """Say on which class, and for which remaining client, most accuracy was lost in the run."""
+    said = []
+    both = (result.methods[key].final for key in (ORIGIN, name))
+    rows = [[] if final is None else final.per_class for final in both]
+    classes = {
+        str(label): now - was
+        for label, (was, now) in enumerate(zip(*rows, strict=True))
+        if was is not None and now is not None
+    }
+    clients = {} if harmed is None else {k: v.after - v.before for k, v in harmed.clients.items()}
+    for what, losses in (("on class", classes), ("for", clients)):
+        worst = min(losses, key=lambda key: losses[key], default=None)
+        if worst is not None and losses[worst] < 0:
+            said.append(f"{what} {worst} ({losses[worst]:+.1f} points)")
+    most = f" The run's model lost most, against origin, {' and '.join(said)}." if said else ""
+    return verdict.model_copy(update={"sentence": verdict.sentence + most})
+
+
+def _attack(own: Sequence[Measured], oracles: Sequence[Measured], *, full: bool) -> Attack:
+    """Attack all models of both sides, on all removed samples."""
+    sides = (_on("removed", own), _on("removed", oracles))
+    ratios = likelihood_ratios(*sides)
+    found = None
+    if full:
+        each = epsilon(*sides)
+        median = each.median().item()
+        found = Epsilon(
+            median=median if math.isfinite(median) else None,
+            separated=int(each.isinf().sum()),
+            samples=len(each),
+        )
+    return Attack(
+        at_1_percent=true_positives(*ratios, 0.01),
+        at_01_percent=true_positives(*ratios, 0.001),
+        roc=roc_points(*ratios),
+        epsilon=found,
+    )
 
 
 def _varied(training: TrainingSettings, number: int) -> TrainingSettings:
@@ -233,13 +429,29 @@ def _varied(training: TrainingSettings, number: int) -> TrainingSettings:
     return training.model_copy(update={"learning_rate": rate})
 
 
-def _on_removed(models: Sequence[Measured]) -> torch.Tensor:
-    return torch.stack([model.removed for model in models])
+def _on(kind: str, models: Sequence[Measured]) -> Tensor:
+    return torch.stack([getattr(model, kind) for model in models])
 
 
-def _distances(ours: Sequence[Measured], theirs: Sequence[Measured]) -> Distances:
-    removed = gaussian_distance(_on_removed(ours), _on_removed(theirs))
-    unseen = [torch.stack([model.unseen for model in side]) for side in (ours, theirs)]
-    return Distances(
-        removed=removed.median().item(), unseen=gaussian_distance(*unseen).median().item()
-    )
+def _distances(
+    ours: Sequence[Measured],
+    theirs: Sequence[Measured],
+    distance: Callable[[Tensor, Tensor], Tensor] = gaussian_distance,
+) -> Distances:
+    medians = {
+        kind: distance(_on(kind, ours), _on(kind, theirs)).median().item()
+        for kind in ("removed", "unseen")
+    }
+    return Distances(**medians)
+
+
+def _spread(examples: TensorExamples, count: int) -> TensorExamples:
+    """Return so many of the examples, spread over all of them."""
+    if len(examples) <= count:
+        return examples
+    places = _places(len(examples), count)
+    return select(examples, places, [examples.ids[place] for place in places.tolist()])
+
+
+def _places(length: int, count: int) -> Tensor:
+    return torch.linspace(0, length - 1, count).round().long()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from goldfish.data import Backdoor, Partition, Subset, TensorExamples, load, load_half, poison
 from goldfish.data import partition as partitions
@@ -19,11 +19,15 @@ from goldfish.errors import ConfigError
 from goldfish.models import model_factory
 from goldfish.types import Examples, ModelFactory, Scalar
 
+STRICT = ConfigDict(extra="forbid")
+"""What arrives has no names beside those that are known."""
+
 
 @dataclass(frozen=True)
 class ModelSetup:
     """The model, by name, and what its factory needs to know of the data."""
 
+    __pydantic_config__ = STRICT
     name: str
     options: Mapping[str, Scalar]
     num_classes: int
@@ -43,6 +47,7 @@ class ModelSetup:
 class ClientSetup:
     """One client's part of an experiment."""
 
+    __pydantic_config__ = STRICT
     client_id: str
     model: ModelSetup
     class_names: tuple[str, ...]
@@ -55,6 +60,8 @@ class ClientSetup:
     poisoned: tuple[str, ...] = ()
     """Those of them that carry the trigger and the attacker's label."""
     backdoor: Backdoor | None = None
+    canaries: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that have a wrong label, and which."""
 
     def to_json(self) -> str:
         """Return the setup as text, the same for equal setups."""
@@ -64,22 +71,14 @@ class ClientSetup:
     def from_json(cls, text: str) -> ClientSetup:
         """Read a setup back; what is not one is refused."""
         try:
-            values: dict[str, Any] = json.loads(text)
-            model, backdoor = values.pop("model"), values.pop("backdoor")
-            channels, height, width = model.pop("image_shape")
-            return cls(
-                class_names=tuple(values.pop("class_names")),
-                ids=tuple(values.pop("ids")),
-                poisoned=tuple(values.pop("poisoned")),
-                backdoor=None if backdoor is None else Backdoor(**backdoor),
-                model=ModelSetup(image_shape=(channels, height, width), **model),
-                **values,
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return TypeAdapter(cls).validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))[:100]
             raise ConfigError(
-                f"A client's setup cannot be read ({error!r}). Server and client need the same "
-                "version of Goldfish."
-            ) from error
+                f"A client's setup cannot be read ({where}: {first['msg'][:200]}). Server and "
+                "client need the same version of Goldfish."
+            ) from None
 
 
 def shared_examples(
@@ -97,6 +96,7 @@ def shared_examples(
     train = load(setup.dataset or "", data_dir, path=path if setup.path else None).train
     if setup.poisoned:
         train = with_trigger(train, setup.poisoned, setup.backdoor)
+    train = with_canaries(train, setup.canaries)
     one = Partition("explicit", 0, {setup.client_id: setup.ids})
     return partitions.split(train, one)[setup.client_id]
 
@@ -124,6 +124,17 @@ def with_trigger(
     if unknown:
         raise ConfigError(f"The data has no sample {unknown[0]!r}, which is to carry a trigger.")
     return poison(train, torch.tensor([place[sample_id] for sample_id in poisoned]), backdoor)
+
+
+def with_canaries(train: TensorExamples, canaries: Mapping[str, int]) -> TensorExamples:
+    """Return the examples with the label of each canary; other ids are passed over."""
+    if not canaries:
+        return train
+    labels = train.labels.clone()
+    for position, sample_id in enumerate(train.ids):
+        if sample_id in canaries:
+            labels[position] = canaries[sample_id]
+    return TensorExamples(train.images, labels, train.ids, mean=train.mean, std=train.std)
 
 
 def on_device(examples: Subset, device: str) -> Examples:

@@ -125,6 +125,8 @@ class DeletionSettings(Selection):
     """With rate and training.shards: take shard after shard, so that few of them are hit."""
     trigger_size: Count = 3
     """Side of the trigger, in pixels."""
+    canaries: Count | None = None
+    """So many removed samples without a trigger get a wrong label, which shows who remembers."""
     then: list[LaterDeletion] = Field(default_factory=list)
     """Later requests, in order, each a [[deletion.then]] table with its ``after``."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from goldfish.data import TensorExamples, removal
 from goldfish.evaluation import (
     Matched,
+    Scores,
     backdoor_success,
     class_matched,
     sample_hits,
@@ -22,7 +23,7 @@ from goldfish.experiments.scenario import Scenario, select
 from goldfish.results import Final, Memory, TestImages
 from goldfish.training.fit import predict
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import DeletionRequest, Params, Update
+from goldfish.types import DeletionRequest, Examples, Params, Update
 
 
 class Evaluator:
@@ -43,7 +44,7 @@ class Evaluator:
         self._yardstick: _Losses | None = None
         self._of_clients = of_clients
 
-    def logits(self, params: Params, examples: TensorExamples) -> Tensor:
+    def logits(self, params: Params, examples: Examples) -> Tensor:
         """Return a model's logits."""
         return predict(self._workspace.load("evaluation", params).module, examples)
 
@@ -64,7 +65,7 @@ class Evaluator:
         scenario, labels = self._scenario, self._labels
         on_test = self.logits(params, scenario.test)
         gone, rest = self._of_removed_class, ~self._of_removed_class
-        scores = score(on_test[rest], labels[rest], scenario.num_classes)
+        scores = self.scores(on_test)
         found: dict[str, Any] = {}
         if bool(gone.any()):
             of_class = score(on_test[gone], labels[gone], scenario.num_classes)
@@ -89,14 +90,25 @@ class Evaluator:
             **found,
         )
 
+    def scores(self, on_test: Tensor) -> Scores:
+        """Return the scores of logits of the test set, on the classes that remain."""
+        rest = ~self._of_removed_class
+        return score(on_test[rest], self._labels[rest], self._scenario.num_classes)
+
     def client_accuracies(self, updates: Sequence[Update]) -> list[float]:
-        """Return how many percent of the test images each client's own model gets right."""
+        """Return how many percent of the test images each client's own model gets right.
+
+        A model whose predictions are no numbers gets none right.
+        """
         if not self._of_clients:
             return []
         params = (update.params for update in updates if update.num_examples > 0)
         logits = (self.logits(model, self._scenario.test) for model in params)
         classes = self._scenario.num_classes
-        return [score(said, self._labels, classes).accuracy for said in logits]
+        return [
+            score(said, self._labels, classes).accuracy if bool(said.isfinite().all()) else 0.0
+            for said in logits
+        ]
 
     def test_images(self) -> TestImages:
         """Return how many test images stand behind each percentage."""
@@ -123,7 +135,7 @@ class Evaluator:
         if self.clean_removed is None:
             return None
         on_removed = self.logits(params, self.clean_removed)
-        labels, clean = self._removed_labels, ~self._scenario.poisoned
+        labels, clean = self._removed_labels, self._scenario.plain
         asked = _named(self._scenario, requests)[clean] if requests else slice(None)
 
         def matched(removed: Tensor, unseen: Tensor) -> Matched | None:
@@ -156,11 +168,14 @@ class _Losses:
 
 def _without_trigger(scenario: Scenario) -> TensorExamples | None:
     """Return the removed samples that carry no trigger, if there are any to be seen here."""
-    if scenario.removed is None:
-        return None
-    clean = (~scenario.poisoned).nonzero().flatten()
-    ids = [scenario.removed.ids[position] for position in clean.tolist()]
-    return select(scenario.removed, clean, ids) if ids else None
+    return None if scenario.removed is None else chosen(scenario.removed, scenario.plain)
+
+
+def chosen(examples: TensorExamples, mask: Tensor) -> TensorExamples | None:
+    """Return the examples that a mask marks; None where it marks none."""
+    places = mask.nonzero().flatten()
+    ids = [examples.ids[place] for place in places.tolist()]
+    return select(examples, places, ids) if ids else None
 
 
 def removed_classes(scenario: Scenario) -> list[int]:

@@ -30,10 +30,11 @@ from goldfish.errors import ConfigError, StoreError, unknown
 from goldfish.experiments.config import Config, parse_config, read_override, set_value
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import PARTITION, REQUESTS, Machine
+from goldfish.files import write_whole
 from goldfish.methods import METHODS
 from goldfish.results import BY_KEY, ORIGIN, Measures, Part, Progress, Record, Result
 from goldfish.settings import Count, Settings
-from goldfish.store import CONFIG, RESULT, load_checkpoint, write_whole
+from goldfish.store import CONFIG, RESULT, load_checkpoint
 from goldfish.store.runs import CHECKPOINTS, METRICS, PINNED
 
 PRESETS = Path(__file__).parent / "presets"

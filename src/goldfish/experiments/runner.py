@@ -268,6 +268,7 @@ def recorded_phase(
                 NoAnswer(client_id=f.client_id, error=f.error, cause=f.cause) for f in this.failures
             ],
             absent=list(this.absent),
+            shortened=list(this.shortened),
             history_bytes=history_bytes,
             client_accuracies=evaluator.client_accuracies(this.updates),
             **scores.model_dump(include=set(Measures.model_fields)),

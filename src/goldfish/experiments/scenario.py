@@ -26,11 +26,11 @@ from goldfish.data import (
 )
 from goldfish.data import partition as partitions
 from goldfish.errors import ConfigError, DataError, StoreError, unknown
-from goldfish.experiments.client_setup import ClientSetup, ModelSetup
+from goldfish.experiments.client_setup import ClientSetup, ModelSetup, with_canaries
 from goldfish.experiments.config import Config, DataSettings, DeletionSettings, Selection
+from goldfish.files import write_whole
 from goldfish.methods import deletion_kind
 from goldfish.randomness import generator
-from goldfish.store import write_whole
 from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory, Scalar
 from goldfish.unlearning.optimization import shard_numbers
 
@@ -57,6 +57,8 @@ class Scenario:
     """The removed samples as the clients trained on them; None where only the clients have them."""
     poisoned: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     """Which of the removed samples carry the trigger, one bool a sample."""
+    canaries: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """Which of them are canaries: samples with a wrong label, one bool a sample."""
     true_labels: Sequence[int] = ()
     """The labels of the removed samples before any poisoning."""
     holders: Sequence[str] = ()
@@ -66,6 +68,11 @@ class Scenario:
     backdoor: Backdoor | None = None
     missing: Sequence[str] = ()
     """Removed samples that have been deleted from the disk since they were asked for."""
+
+    @property
+    def plain(self) -> Tensor:
+        """Which of the removed samples are what they were: no trigger, no wrong label."""
+        return ~(self.poisoned | self.canaries)
 
     @property
     def num_classes(self) -> int:
@@ -98,6 +105,11 @@ class Scenario:
                 "stages": [[asdict(request) for request in stage] for stage in self.stages],
                 "holders": dict(zip(ids, self.holders, strict=True)),
                 "poisoned": [i for i, hit in zip(ids, self.poisoned, strict=True) if hit],
+                "canaries": {
+                    ids[place]: int(self.removed.labels[place])
+                    for place in self.canaries.nonzero().flatten().tolist()
+                    if self.removed is not None
+                },
             }
             write_whole(run / REQUESTS, json.dumps(asked) + "\n")
 
@@ -136,6 +148,8 @@ class _Filed:
     """The samples that are asked for, and the client that holds each, as far as it is known."""
     poisoned: Sequence[str]
     """Those of them that carry the trigger."""
+    canaries: Mapping[str, int] = field(default_factory=dict)
+    """Those of them that have a wrong label, and which."""
 
 
 def build_scenario(config: Config, machine: Machine, run: Path | None = None) -> Scenario:
@@ -174,6 +188,7 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
     train = data.train
     if backdoor is not None:
         train = poison(train, positions[poisoned], backdoor)
+    train = with_canaries(train, filed.canaries)
     train, test = train.to(machine.device), data.test.to(machine.device)
     return Scenario(
         clients=_clients(train, partition, missing),
@@ -188,6 +203,7 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
                 tuple(ids),
                 tuple(i for i in ids if i in triggered_ids),
                 backdoor,
+                {i: label for i, label in filed.canaries.items() if holders.get(i) == client_id},
             )
             for client_id, ids in partition.clients.items()
         },
@@ -195,6 +211,7 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         stages=filed.stages,
         removed=select(train, positions, list(holders)),
         poisoned=poisoned,
+        canaries=torch.tensor([i in filed.canaries for i in holders], dtype=torch.bool),
         true_labels=true_labels.tolist(),
         holders=list(holders.values()),
         test=test,
@@ -252,10 +269,13 @@ def _members_scenario(
     """Return the scenario of clients with data of their own: the server has a test set alone."""
     if config.engine != "flower":
         raise ConfigError('data.members have their data on their own machines: engine = "flower".')
-    if config.deletion.backdoor_target is not None or config.deletion.clean_rate is not None:
+    asked = config.deletion
+    if any(
+        value is not None for value in (asked.backdoor_target, asked.clean_rate, asked.canaries)
+    ):
         raise ConfigError(
-            "deletion: backdoor_target and clean_rate choose and change samples, and the data of "
-            "data.members is out of reach: leave them out."
+            "deletion: backdoor_target, clean_rate and canaries choose and change samples, and the "
+            "data of data.members is out of reach: leave them out."
         )
     if config.data.path is not None:
         test, class_names = load_half(config.data.name, Path(config.data.path), "test")
@@ -376,8 +396,38 @@ class _Chooser:
             hit = backdoor.eligible(torch.tensor([self._label_of[i] for i in ids]))
             poisoned = [i for i, yes in zip(ids, hit.tolist(), strict=True) if yes]
         stages = [first + self._clean(deletion.clean_rate, first)]
+        canaries = self._canaries(deletion.canaries, stages[0], poisoned)
         stages += [self._filed(self._requests(later, None)) for later in deletion.then]
-        return _Filed(stages, self.held([r for stage in stages for r in stage]), poisoned)
+        held = self.held([r for stage in stages for r in stage])
+        return _Filed(stages, held, poisoned, canaries)
+
+    def _canaries(
+        self, count: int | None, first: Sequence[DeletionRequest], poisoned: Sequence[str]
+    ) -> dict[str, int]:
+        """Draw removed samples without a trigger, and for each another label than its own."""
+        if count is None:
+            return {}
+        if any(request.class_label is not None for request in first):
+            raise ConfigError(
+                "deletion.canaries have another label than their own, and class_label names "
+                "samples by their label: leave one of them out."
+            )
+        hit = set(poisoned)
+        plain = [sample_id for sample_id in self.held(first) if sample_id not in hit]
+        if count >= len(plain):
+            raise ConfigError(
+                f"deletion.canaries: {count} of {len(plain)} removed samples without a trigger; "
+                "some must keep their label to be compared with unseen ones. Lower it, or remove "
+                "more."
+            )
+        draw = generator(self._seed, "canaries")
+        classes = sorted(set(self._label_of.values()))
+        found = {}
+        for place in torch.randperm(len(plain), generator=draw)[:count].tolist():
+            others = [label for label in classes if label != self._label_of[plain[place]]]
+            choice = int(torch.randint(len(others), (1,), generator=draw))
+            found[plain[place]] = others[choice]
+        return found
 
     def _filed(self, requests: Sequence[DeletionRequest]) -> list[DeletionRequest]:
         """Return requests as they are filed: one that takes all that a client has left is a leave.

@@ -13,6 +13,7 @@ from goldfish.experiments.config import Config
 from goldfish.experiments.evidence import speed_up
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.files import write_whole
 from goldfish.results import (
     METRICS,
     YARDSTICK,
@@ -25,7 +26,7 @@ from goldfish.results import (
     Similarity,
     Spread,
 )
-from goldfish.store import RESULT, RunDirectory, write_whole
+from goldfish.store import RESULT, RunDirectory
 
 P = TypeVar("P", bound=Part)
 
@@ -111,7 +112,10 @@ def _combine_rounds(all_rounds: Sequence[Sequence[Record]]) -> list[Record]:
         stds = {key: _deviation([getattr(record, key) for record in same]) for key in keys}
         more = {
             "failures": [failure for record in same for failure in record.failures],
-            "absent": list(dict.fromkeys(name for record in same for name in record.absent)),
+            **{
+                name: list(dict.fromkeys(c for record in same for c in getattr(record, name)))
+                for name in ("absent", "shortened")
+            },
             "client_accuracies": [],
             "std": {key: std for key, std in stds.items() if std is not None},
         }

@@ -16,8 +16,7 @@ class FlowerClient(Settings):
     node: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     """The number that `flwr supernode register` gave its key: no other node can be this client."""
     samples: Count | None = None
-    """With data of its own: the most samples that it can have. Clients are weighed by how many they
-    say they learned from; one that says more has failed."""
+    """With data of its own: the most samples that it can have, instead of `flower.samples`."""
 
 
 class FlowerSettings(Settings):
@@ -37,6 +36,9 @@ class FlowerSettings(Settings):
     """How often a task is sent again after its node was lost or its process died."""
     poll: Positive = 0.2
     """Seconds between two looks for answers."""
+    samples: Count | None = None
+    """The most samples that a client with data of its own can have. Clients are weighed by how many
+    they say they learned from; one that says more has failed. Left out: they are believed."""
     clients: Mapping[str, FlowerClient] = {}
     """What the server knows of single clients, a table for each: `[flower.clients.ID]`."""
 

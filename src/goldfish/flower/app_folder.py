@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
-from goldfish.store import write_whole
+from goldfish.files import write_whole
 from goldfish.types import Scalar
 from goldfish.version import __version__
 

@@ -22,8 +22,9 @@ from goldfish.flower import wire
 from goldfish.flower.client_store import ClientStore, StoredState, store_id
 from goldfish.flower.node import Node
 from goldfish.methods import METHODS, Method, fedavg, filing
+from goldfish.params import shapes_of
 from goldfish.randomness import seeded_globally
-from goldfish.training.workspace import LocalWorkspace
+from goldfish.training.workspace import MEMBERS, LocalWorkspace, ensemble_size
 from goldfish.types import Client, Constant, Step, Task, Update
 from goldfish.version import __version__
 
@@ -135,10 +136,34 @@ def client_of(task: Task[Any], setup: ClientSetup, state: StoredState, node: Nod
 def carry_out(task: Task[Any], setup: ClientSetup, client: Client, node: Node) -> Update:
     """Run the step; the global generator is as in any other engine."""
     node.check_model(setup.model.name)
+    refuse_other_models(task, setup)
     workspace = LocalWorkspace(setup.model.factory(), node.device)
     purpose = (str(task.context.round), task.client_id)
     with seeded_globally(task.context.seed, *purpose), workspace.active():
         return task.step.run(task, client, workspace)
+
+
+def refuse_other_models(task: Task[Any], setup: ClientSetup) -> None:
+    """Raise where a task brings other models than its setup describes, before one is made.
+
+    A server could ask for one that no memory holds. Of a factory of one's own nobody knows whether
+    it can build without memory: the node's owner has allowed it.
+    """
+    brought = [*task.arrays.values(), *(constant.params for constant in task.constants.values())]
+    if ":" in setup.model.name or not any(brought):
+        return
+    try:
+        with torch.device("meta"):
+            one = shapes_of(setup.model.factory()().state_dict())
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"The model {setup.model.name!r} cannot be built: {error}") from None
+    for params in filter(None, brought):
+        members = [f"{MEMBERS}{n}." for n in range(ensemble_size(params))] or [""]
+        whole = {f"{member}{name}": shape for member in members for name, shape in one.items()}
+        if shapes_of(params) != whole:
+            raise ConfigError(
+                f"The task brings another model than its setup describes ({setup.model.name})."
+            )
 
 
 def examples_of(setup: ClientSetup, node: Node) -> Subset:

@@ -28,10 +28,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from goldfish.errors import StoreError
+from goldfish.files import sync_folder, write_whole
 from goldfish.flower.wire import Answer, Order, Received, pack
 from goldfish.params import digest, num_bytes
-from goldfish.store import write_whole
-from goldfish.store.files import sync_folder
 from goldfish.types import ClientState, Constant, Params, Update
 
 DATABASE = "client.sqlite"

@@ -108,7 +108,8 @@ class FlowerFederation:
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
         bounds = {name: told.samples for name, told in told.items() if told.samples is not None}
-        self._samples = {**dict.fromkeys(setups, wire.MOST - 1), **bounds, **(samples or {})}
+        most = self._settings.samples or wire.MOST - 1
+        self._samples = {**dict.fromkeys(setups, most), **bounds, **(samples or {})}
         """The most samples that each client can have learned from."""
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from goldfish.errors import StoreError
+from goldfish.files import write_whole
 from goldfish.flower.app_folder import write_app_folder
-from goldfish.store import write_whole
 
 STARTER = Path(__file__).parent / "starter.toml"
 CONFIG = "config.toml"

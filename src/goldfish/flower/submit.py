@@ -30,11 +30,12 @@ from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
+from goldfish.files import claim, write_whole
 from goldfish.flower.app_folder import write_app_folder
 from goldfish.flower.ops.processes import end_as_usual
 from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
 from goldfish.results import Progress
-from goldfish.store import CONFIG, RunDirectory, claim, write_whole
+from goldfish.store import CONFIG, RunDirectory
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
 CONNECTION = "goldfish"
@@ -162,6 +163,8 @@ class Submission:
         self._place = 0
         self._started = False
         self._over = False
+        self._finished = False
+        """Flower says that the run has ended."""
         self._run: str | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._home = folder / "home"
@@ -190,7 +193,7 @@ class Submission:
         ended: float | None = None
         late = time.monotonic() + STARTED_AFTER
         while not self._over:
-            gone = self._started and not is_at_work(self._out)
+            gone = self._finished or (self._started and not is_at_work(self._out))
             entries = self._own_entries()
             for entry in entries:
                 if "phase" in entry:
@@ -274,8 +277,7 @@ class Submission:
             )
         if ended is None or time.monotonic() - ended <= ENDED_FOR:
             return ended or time.monotonic()
-        if not self._going():
-            raise self._ended()
+        self._finished = not self._going()  # what it said meanwhile is read before that counts
         return time.monotonic()
 
     def _ended(self) -> StoreError:

@@ -50,6 +50,8 @@ MOST = 2**48
 """Values of a tensor, and steps or samples of a task, are fewer than this."""
 MOST_SAID = 2**20
 """Letters of a client's message, beside its model."""
+MOST_THREADS = 1024
+"""Threads that a client starts for a task at most: another number could end its process."""
 MOST_WORDS = 4000
 """Letters of an error that a client reports; what is longer is cut."""
 ROOM = 300
@@ -108,7 +110,7 @@ class Order(Message):
 
     run: Name
     """The run that the client's state belongs to."""
-    threads: Count
+    threads: Annotated[Count, Field(le=MOST_THREADS)]
     """Torch's threads, on which the last bits depend."""
     client_id: Name
     step: Name

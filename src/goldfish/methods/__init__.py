@@ -20,6 +20,7 @@ from goldfish.methods.method import (
     federated_rounds,
     not_honoured,
     notes_of,
+    refuse_few,
     refuse_unhandled,
 )
 from goldfish.methods.rapid_retrain import RAPID_RETRAIN
@@ -62,5 +63,6 @@ __all__ = [
     "method_named",
     "not_honoured",
     "notes_of",
+    "refuse_few",
     "refuse_unhandled",
 ]

@@ -161,6 +161,16 @@ def _with_length(change: Tensor, length: Tensor) -> Tensor:
     return change if own == 0 else change * (length / own)
 
 
+def _check(plan: Plan, _settings: FedEraserSettings) -> None:
+    """Raise where the rounds would be averaged otherwise than was asked."""
+    if plan.training.robust:
+        raise ConfigError(
+            "FedEraser rebuilds the model from each client's kept updates, weighed by samples; "
+            f"aggregation = {plan.training.aggregation!r} knows no weights. Use max_update_norm, "
+            "which bounds kept updates too, or another method."
+        )
+
+
 def _notes(plan: Plan, settings: FedEraserSettings) -> Sequence[str]:
     notes = [
         "The length of each client's updates comes from a training that saw the removed data; only "
@@ -188,6 +198,7 @@ FED_ERASER = Method(
     ),
     keeps="every client's update of one round in keep_every, on the server",
     kept_rounds=kept_rounds,
+    check=_check,
     measures=lambda _plan, _settings: (),
     notes=_notes,
 )

@@ -230,8 +230,8 @@ def _check(plan: Plan, _settings: FedRecoverySettings) -> None:
     if plan.origin.settings.aggregation != "size":
         raise ConfigError(
             "FedRecovery works out each round's average without a client from the numbers of "
-            "samples; clients weighted by server error do not tell. Train with aggregation = "
-            "'size', or use another method."
+            f"samples, which aggregation = {plan.origin.settings.aggregation!r} does not go by. "
+            "Train with aggregation = 'size', or use another method."
         )
     if set(plan.federation.client_ids) <= {request.client_id for request in plan.requests}:
         raise ConfigError(

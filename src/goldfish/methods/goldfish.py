@@ -199,6 +199,12 @@ def check(plan: Plan, settings: GoldfishSettings) -> None:
             'shard_retraining = "client" trains one model on all shards, which ends their '
             'isolation: use shard_retraining = "shard", or training.shard_mode = "shared".'
         )
+    if training.robust and settings.adaptive_weights:
+        raise ConfigError(
+            f"aggregation = {training.aggregation!r} knows no weights, and adaptive_weights "
+            "(equation 12) weighs clients: set adaptive_weights = false for this method, or use "
+            "another aggregation."
+        )
     if settings.student == "fresh":
         return
     if plan.leaving:

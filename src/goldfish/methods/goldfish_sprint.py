@@ -109,7 +109,7 @@ def unlearn(plan: Plan, settings: GoldfishSprintSettings) -> Iterator[Round]:
     for place in range(done - turns + 1, rounds + 1):
         training = _training(plan, settings.anneal_step * cosine(place, rounds))
         asked = ask(replace(plan, training=training), SPRINT, turns + place, params, loss)
-        params = average(asked.learned)
+        params = average(asked.learned, plan.training)
         yield replace(asked, params=params, final=place == rounds, memo={"turns": turns})
 
 
@@ -136,7 +136,7 @@ def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Para
         may_be_empty=index > 1,
     )
     if asked.learned:
-        params = average(asked.learned)
+        params = average(asked.learned, plan.training)
     ended = not asked.learned or index == settings.most_turns or plan.server is None
     return replace(asked, params=params, memo={"turns": index if ended else 0})
 

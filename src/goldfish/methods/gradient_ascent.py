@@ -91,7 +91,7 @@ def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
     left = sum(update.metrics[RETAINED] for update in asked.learned)
     if not left and len(asked.learned) == len(plan.federation.client_ids):
         raise nothing_left(plan, 1)
-    return replace(asked, params=average(asked.learned), final=plan.rounds == 1)
+    return replace(asked, params=average(asked.learned, plan.training), final=plan.rounds == 1)
 
 
 def _reach(plan: Plan) -> float:

@@ -11,7 +11,15 @@ import torch
 
 from goldfish.errors import ConfigError, DivergenceError, QuorumError
 from goldfish.methods.trained import Trained
-from goldfish.params import all_finite, digest, largest_change, num_bytes, weighted_mean
+from goldfish.params import (
+    all_finite,
+    digest,
+    largest_change,
+    num_bytes,
+    shortened,
+    trimmed_mean,
+    weighted_mean,
+)
 from goldfish.randomness import generator
 from goldfish.settings import Settings, TrainingSettings, learning_rate_at
 from goldfish.training.server_test import ServerTest
@@ -19,6 +27,7 @@ from goldfish.types import (
     Constant,
     Context,
     DeletionRequest,
+    Failure,
     Federation,
     NotHonoured,
     Params,
@@ -46,6 +55,9 @@ ASKED_AGAIN = 2
 
 UNCHANGED = 1e-6
 """A model whose weights all moved by no more than this share of the largest has not changed."""
+
+FEWEST_VOTES = 3
+"""Clients that a round needs for a median or a trimmed mean: of two, none can be told wrong."""
 
 ASKER_QUORUM = 0.5
 """Share of a method's rounds that an asker must take part in, where the method needs it."""
@@ -297,7 +309,12 @@ def ask(
     there = {update.client_id for update in replies.updates}
     absent = [client_id for client_id in plan.askers if client_id not in there]
     sent_bytes = bytes_sent(sent, replies, told)
-    asked = Round(index, params, replies.updates, replies.failures, sent_bytes, absent=absent)
+    updates = _bounded(tasks, replies.updates, plan.training.max_update_norm)
+    pairs = zip(updates, replies.updates, strict=True)
+    far = [own.client_id for own, said in pairs if own.params is not said.params]
+    asked = Round(
+        index, params, updates, replies.failures, sent_bytes, absent=absent, shortened=far
+    )
     if not asked.learned and not may_be_empty:
         raise nothing_left(plan, index)
     return asked
@@ -329,6 +346,21 @@ def _run(plan: Plan, tasks: Sequence[Task[S]]) -> tuple[RoundReplies, list[Task[
     return replies, sent
 
 
+def _bounded(
+    tasks: Sequence[Task[S]], updates: Sequence[Update], most: float | None
+) -> Sequence[Update]:
+    """Return the updates, none further than ``most`` from the model that its task brought."""
+    if most is None:
+        return updates
+    sent = {task.client_id: task.arrays["model"] for task in tasks}
+    return [
+        replace(update, params=shortened(sent[update.client_id], update.params, most))
+        if update.num_examples > 0
+        else update
+        for update in updates
+    ]
+
+
 def nothing_left(plan: Plan, index: int) -> ConfigError:
     """Return the error of a round after which there would be no model."""
     return ConfigError(
@@ -337,12 +369,31 @@ def nothing_left(plan: Plan, index: int) -> ConfigError:
     )
 
 
-def average(updates: Sequence[Update], server: ServerTest | None = None) -> Params:
-    """Return the mean of the updates: by number of samples, or by error on the server's test."""
-    weights = [float(u.num_examples) for u in updates]
-    if server is not None:
-        weights = adaptive_weights([s.mse for s in server.scores([u.params for u in updates])])
-    return weighted_mean((u.params for u in updates), weights)
+def average(
+    updates: Sequence[Update], training: TrainingSettings, weights: Sequence[float] | None = None
+) -> Params:
+    """Return the mean of the updates: by ``weights``, or as the training's ``aggregation`` says.
+
+    Without weights, ``"adaptive"`` stands for ``"size"``.
+    """
+    if weights is None and training.robust:
+        count, most = len(updates), (len(updates) - 1) // 2
+        # A share times a number of clients may lie a rounding error above a whole number.
+        wanted = math.ceil(training.trim * count - 1e-9)
+        cut = most if training.aggregation == "median" else min(wanted, most)
+        return trimmed_mean([u.params for u in updates], cut)
+    by_size = [float(u.num_examples) for u in updates]
+    return weighted_mean((u.params for u in updates), by_size if weights is None else weights)
+
+
+def refuse_few(plan: Plan) -> None:
+    """Raise where a round has too few clients for a robust mean: two cannot outvote one."""
+    asked = math.ceil(plan.training.participation * len(plan.staying))
+    if plan.training.robust and asked < FEWEST_VOTES:
+        raise ConfigError(
+            f"aggregation = {plan.training.aggregation!r} needs {FEWEST_VOTES} clients in a round, "
+            f"and {plan.phase} has {asked}: use aggregation = 'size', or a higher participation."
+        )
 
 
 def federated_rounds(
@@ -370,8 +421,33 @@ def federated_rounds(
     params = plan.last.params if plan.last else start
     for index in plan.to_do:
         asked = ask(plan, step, index, params, settings, constants=once)
-        params = average(asked.learned, plan.server if adaptive else None)
+        weights = None
+        if adaptive and plan.server is not None:
+            asked, weights = _weighed(plan, asked, plan.server)
+        params = average(asked.learned, plan.training, weights)
         yield replace(asked, params=params, final=index == plan.rounds)
+
+
+def _weighed(plan: Plan, asked: Round, server: ServerTest) -> tuple[Round, Sequence[float]]:
+    """Return the weights of equation (12), and the round without clients that have none.
+
+    Numbers can be finite and yet so large that the model's predictions are not: that is a failure
+    of its client.
+    """
+    scores = server.scores([update.params for update in asked.learned])
+    errors = {u.client_id: own.mse for u, own in zip(asked.learned, scores, strict=True)}
+    wrong = [name for name, error in errors.items() if not math.isfinite(error)]
+    cause = "the numbers of its model are so large that its predictions are none"
+    if wrong:
+        failures = [*asked.failures, *(Failure(name, "DivergenceError", cause) for name in wrong)]
+        updates = [update for update in asked.updates if update.client_id not in wrong]
+        count = len(asked.updates) + len(asked.failures)
+        _check(RoundReplies(updates, failures), plan.training.quorum, count, asked.index, plan)
+        absent = [name for name in plan.askers if name in {*asked.absent, *wrong}]
+        asked = replace(asked, updates=updates, failures=failures, absent=absent)
+    if not asked.learned:
+        raise DivergenceError(f"{wrong[0]} in round {asked.index} of {plan.phase}: {cause}.")
+    return asked, adaptive_weights([errors[u.client_id] for u in asked.learned])
 
 
 def _check(replies: RoundReplies, quorum: float, asked: int, index: int, plan: Plan) -> None:

@@ -102,11 +102,22 @@ def separate(ensemble: Params) -> list[Params]:
     return list(models)
 
 
+def check(plan: Plan, _settings: SisaSettings) -> None:
+    """Raise where settings of the mean are asked for: there is no mean."""
+    if plan.training.robust or plan.training.max_update_norm is not None:
+        raise ConfigError(
+            "SISA averages nothing: every client's members are members of the model, whatever they "
+            "are. Leave aggregation = 'median' or 'trimmed-mean' and max_update_norm out, or use "
+            "another method."
+        )
+
+
 def prepare(plan: Plan, settings: SisaSettings) -> Iterator[Round]:
     """Yield the one round of SISA's own training: every client trains all its shards.
 
     ``participation`` has no part in it.
     """
+    check(plan, settings)
     own = {**settings.model_dump(), "epochs_per_slice": epochs_of(settings, plan.training)}
     layout = SisaLayout(**own, placing_seed=int(plan.seed))
     return _one_round(plan, layout, plan.staying, {})
@@ -263,6 +274,7 @@ SISA = Method(
     ),
     keeps="on each client, one model for every slice of every shard",
     kept_models=_kept_models,
+    check=check,
     prepare=prepare,
     measures=lambda _plan, _settings: (),
     notes=_notes,

@@ -12,6 +12,7 @@ from torch import nn
 
 from goldfish.errors import ConfigError, StoreError
 from goldfish.evaluation import Cost, Scores
+from goldfish.files import write_whole
 from goldfish.results import Part
 from goldfish.settings import TrainingSettings
 from goldfish.store import (
@@ -20,7 +21,6 @@ from goldfish.store import (
     RunDirectory,
     load_checkpoint,
     save_checkpoint,
-    write_whole,
 )
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
@@ -47,6 +47,8 @@ class RoundRecord:
     """The global model on the test set, when there is one."""
     absent: Sequence[str] = ()
     """Clients that the method forgets through and that did not take part."""
+    shortened: Sequence[str] = ()
+    """Clients whose models were brought back to ``max_update_norm``."""
 
 
 @dataclass(frozen=True)

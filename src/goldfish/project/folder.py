@@ -15,13 +15,13 @@ from typing import Any
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
 from goldfish.experiments.scenario import Machine
+from goldfish.files import claim, make_folder, sync_folder, write_whole
 from goldfish.methods.trained import MODEL, Trained
 from goldfish.project import FILE, find_project
 from goldfish.project.holdings import Holdings, load_holdings
 from goldfish.project.settings import TEMPLATE, ProjectSettings
 from goldfish.results import Part
-from goldfish.store import RunDirectory, claim, write_whole
-from goldfish.store.files import make_folder, sync_folder
+from goldfish.store import RunDirectory
 from goldfish.store.runs import first_difference
 
 PINNED, MANIFEST, GONE, LOCK = "project.json", "manifest.json", "gone.json", "lock"

@@ -24,6 +24,7 @@ from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
 from goldfish.experiments.scenario import Machine
 from goldfish.federation import InProcess
+from goldfish.files import write_whole
 from goldfish.methods import (
     METHODS,
     Method,
@@ -44,7 +45,7 @@ from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Vers
 from goldfish.project.settings import AUTO, ProjectSettings
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.settings import Settings
-from goldfish.store import KeptHistory, write_whole
+from goldfish.store import KeptHistory
 from goldfish.types import DeletionRequest, States
 from goldfish.unlearning.optimization import shard_numbers
 from goldfish.workflow import (

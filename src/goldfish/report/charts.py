@@ -1,4 +1,4 @@
-"""The charts: numbers over the rounds, and accuracy over time, as inline SVG.
+"""The charts: numbers over the rounds and over time, and those of an audit, as inline SVG.
 
 Matplotlib draws in stand-in colours; :func:`_inline` swaps them for the page's CSS variables, so
 that one chart is right on a light page, on a dark one and on paper.
@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from goldfish.report.formatting import count, gap
+from goldfish.report.formatting import count, gap, wilson
 from goldfish.results import ACCURACY, METRICS, ORIGIN, YARDSTICK, Metric, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, GRID = "#f1f1f1", "#f2f2f2"
 LABEL = 20
@@ -43,7 +44,9 @@ PLACES = {
 PALETTE_SIZE = 12
 """How many colours ``page.css`` names: --m0 to --m11."""
 MANY = 6
-"""A chart of more lines than this is higher, and its labels are smaller."""
+"""A chart of more lines than this has a panel for each, with the others pale behind it."""
+COLUMNS = 3
+"""Panels side by side."""
 WIDTH = 5.6
 """Of a chart, in inches."""
 LATE = 0.5
@@ -52,7 +55,7 @@ FULL = (0.0, 100.0)
 """The whole axis of percentages."""
 CLOSE = 50.0
 """Values that lie within so many points get an axis of their own part of 0 to 100."""
-LEAST = 5.0
+LEAST = 10.0
 """No axis of percentages shows fewer points than this, so that noise looks like noise."""
 LEAST_GAP = 0.05
 """Nor one of memory gaps less than this."""
@@ -88,6 +91,8 @@ class Line:
     """The standard deviation over the seeds at each value; empty where there is none."""
     ring: int | None = None
     """Which point is the first that is as good as retrain ended up."""
+    said: str = ""
+    """What is written beside its name, if not its last value."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,15 @@ class Chart:
     """Where on the horizontal axis something happened, and what."""
     leading: Sequence[str] = ()
     """The methods that are drawn over the others, and thicker."""
+    interval: tuple[float, float] | None = None
+    """The 95 % interval of retrain's last value, which is shaded."""
+    chance: bool = False
+    """Whether a dashed diagonal shows what guessing gives; each line has a panel of its own."""
+
+    @property
+    def panels(self) -> bool:
+        """Whether each line has a panel of its own."""
+        return self.chance or len(self.lines) > MANY
 
     @property
     def remark(self) -> str:
@@ -112,7 +126,21 @@ class Chart:
         if not self.y.mark(low).endswith("%") or (low, high) == FULL:
             return ""
         below = any(value < low for line in self.lines for value in line.values)
-        return f"axis from {low:.0f} to {high:.0f} %{'; earlier rounds below' if below else ''}"
+        told = f"axis from {low:.0f} to {high:.0f} %{'; earlier rounds below' if below else ''}"
+        return f"{told}; shaded: 95 % interval of {YARDSTICK}" if self.interval else told
+
+
+@dataclass(frozen=True)
+class Strips:
+    """A chart with a row for each name, and in it a dot for each of several numbers."""
+
+    title: str
+    rows: Mapping[str, Sequence[float]]
+    x: Scale
+    band: float = 0.0
+    """How far the shaded noise reaches to both sides of 0."""
+    means: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """The mean of a row, and its interval."""
 
 
 def charts(result: Result) -> Iterator[Chart]:
@@ -129,14 +157,18 @@ def charts(result: Result) -> Iterator[Chart]:
         reference = None if origin is None else metric.of(origin)
         x = rounds_axis([at for line in lines for at in line.at])
         y = fit(metric, _heights(lines, reference, LATE if first else 1.0))
-        yield Chart(f"{metric.name}{of}", lines, x, y, reference, later, leading)
+        ends = metric.of(result.retrain)
+        known = images > 0 and ends is not None and not result.seeds
+        interval = wilson(ends, images) if known and ends is not None else None
+        title = f"{metric.name}{of}"
+        yield Chart(title, lines, x, y, reference, later, leading, interval)
         if first:
             lines = course_of_time(result)
             length, unit = time_unit(max(line.at[-1] for line in lines))
             lines = [replace(line, at=[at / length for at in line.at]) for line in lines]
             x = time_axis([at for line in lines for at in line.at], unit)
-            y = fit(metric, _heights(lines, reference, LATE))
-            yield Chart(f"Accuracy over time{of}", lines, x, y, reference, leading=leading)
+            title = f"Accuracy over time{of}"
+            yield Chart(title, lines, x, y, reference, leading=leading, interval=interval)
 
 
 def _heights(lines: Sequence[Line], reference: float | None, late: float) -> list[float]:
@@ -220,7 +252,7 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     """Return where an axis of percentages begins and ends: at 0 and 100, or near close values.
 
     >>> limits([3.0, 96.0]), limits([93.4, 97.1, 96.9])
-    ((0.0, 100.0), (93.0, 98.0))
+    ((0.0, 100.0), (88.0, 98.0))
     """
     low, high = min(values), max(values)
     if high - low > CLOSE:
@@ -286,48 +318,134 @@ def colours(methods: Sequence[str]) -> dict[str, int]:
     return {name: PLACES.get(name, places.get(name, 0)) for name in methods}
 
 
-def draw(chart: Chart, colour: Mapping[str, int]) -> str:
-    """Draw one line a method, labelled at its end, and origin's final value as a dashed line."""
+def draw(chart: Chart | Strips, colour: Mapping[str, int]) -> str:
+    """Draw a chart: its lines together or in panels, or its rows of dots."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    size, height = (9.0, 4.4) if len(chart.lines) > MANY else (10.0, 3.4)
     salt = f"goldfish {chart.title} {chart.x.label}"
-    look = {"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": size}
+    look = {"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 10.0}
     with matplotlib.style.context(look, after_reset=True):
-        figure = Figure(figsize=(WIDTH, height))
-        longest = max(len(label) for _, _, label, _ in _ends(chart, colour))
-        room = 0.84 - 0.0085 * size / WIDTH * longest
-        axes = figure.add_axes((0.1, 0.46 / height, room, 1 - 0.74 / height))
-        _set_scales(axes, chart)
-        _draw(axes, chart, colour)
-        _draw_labels(axes, chart, colour, gap=0.0165 * size / (height - 0.74))
+        figure = Figure()
+        if isinstance(chart, Strips):
+            _draw_strips(figure, chart, colour)
+        elif chart.panels:
+            _draw_panels(figure, chart, colour)
+        else:
+            _draw_together(figure, chart, colour)
         buffer = io.StringIO()
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     return _inline(buffer.getvalue())
 
 
-def _set_scales(axes: Axes, chart: Chart) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+def _draw_together(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> None:
+    """Draw one line a method, labelled at its end, and origin's final value as a dashed line."""
+    height, size = 3.4, 10.0
+    figure.set_size_inches(WIDTH, height)
+    longest = max(len(label) for _, _, label, _ in _ends(chart, colour))
+    room = 0.84 - 0.0085 * size / WIDTH * longest
+    axes = figure.add_axes((0.1, 0.46 / height, room, 1 - 0.74 / height))
+    _set_scales(axes, chart)
+    _draw(axes, chart, colour)
+    for moment, label in chart.moments.items():
+        axes.annotate(
+            label,
+            (moment, 1),
+            (0, 2),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            color=INK,
+            ha="center",
+            fontsize=8.5,
+        )
+    _draw_labels(axes, chart, colour, gap=0.0165 * size / (height - 0.74))
 
-    margin = 0.02 * (chart.y.high - chart.y.low)
-    axes.set_ylim(chart.y.low - margin, chart.y.high + margin)
-    if chart.x.log:
-        axes.set_xscale("log")
-        close = chart.x.high / chart.x.low < 200
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+
+def _draw_panels(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> None:
+    """Draw a panel for each line, all on the same axes, with the other lines pale behind it."""
+    from matplotlib.collections import LineCollection
+
+    courses = [list(zip(line.at, line.values, strict=True)) for line in chart.lines]
+    rows, one, foot = math.ceil(len(chart.lines) / COLUMNS), 1.45, 0.5
+    height = one * rows + foot
+    figure.set_size_inches(WIDTH, height)
+    room = 0.9 / COLUMNS
+    for place, line in enumerate(chart.lines):
+        row, column = divmod(place, COLUMNS)
+        bottom = (foot + one * (rows - 1 - row)) / height
+        axes = figure.add_axes((0.1 + room * column, bottom, room - 0.04, (one - 0.3) / height))
+        _set_scales(axes, chart, close=True)
+        axes.add_collection(LineCollection(courses, colors=GRID, linewidths=1.0), autolim=False)
+        _draw(axes, replace(chart, lines=[line], leading=[line.method]), colour)
+        tone = _stand_in(colour[line.method])
+        look: dict[str, Any] = {"transform": axes.transAxes, "parse_math": False}
+        axes.text(0, 1.05, _label(line, chart), color=tone, fontsize=8.8, **look)
+        last = place + COLUMNS >= len(chart.lines)
+        axes.tick_params(labelsize=8.8, labelleft=column == 0, labelbottom=last)
+        axes.set_xlabel("")
+    figure.text(0.55, 0.02, chart.x.label, color=INK, ha="center")
+
+
+def _draw_strips(figure: Figure, chart: Strips, colour: Mapping[str, int]) -> None:
+    """Draw a row of dots for each name: its numbers, their mean and its interval."""
+    names = [_short(name) for name in chart.rows]
+    height = 0.75 + 0.3 * len(names)
+    left = 0.02 + 0.085 / WIDTH * max(map(len, names))
+    figure.set_size_inches(WIDTH, height)
+    axes = figure.add_axes((left, 0.5 / height, 0.97 - left, 1 - 0.6 / height))
+    _set_axis(axes, "x", chart.x)
+    _set_look(axes, chart.x.label, "x")
+    axes.set_yticks([])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    if chart.band:
+        axes.axvspan(-chart.band, chart.band, color=INK, alpha=0.15, linewidth=0)
+    axes.axvline(0, color=INK, linewidth=0.9)
+    beside = axes.get_yaxis_transform()  # x counts widths of the axes
+    for place, (name, values) in enumerate(chart.rows.items()):
+        tone = _stand_in(colour.get(name, 0))
+        text: dict[str, Any] = {"ha": "right", "va": "center", "parse_math": False}
+        axes.text(-0.02, place, names[place], color=tone, transform=beside, **text)
+        dots: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0, "alpha": 0.5}
+        above, below = (place - 0.16, place + 0.18) if name in chart.means else (place, place)
+        axes.plot(values, [above] * len(values), color=tone, marker="o", markersize=5, **dots)
+        if name in chart.means:
+            mean, low, high = chart.means[name]
+            axes.plot([low, high], [below, below], color=tone, linewidth=1.6)
+            axes.plot([mean], [below], color=tone, marker="|", markersize=8, mew=2.0)
+
+
+def _set_scales(axes: Axes, chart: Chart, *, close: bool = False) -> None:
+    """Set both axes; ``close`` for a small panel, which has room for few marks."""
+    _set_axis(axes, "x", chart.x, bins=4 if close else 8)
+    _set_axis(axes, "y", chart.y, bins=5 if close else 7)
+    _set_look(axes, chart.x.label, "y")
+
+
+def _set_axis(axes: Axes, which: Literal["x", "y"], scale: Scale, bins: int = 8) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    margin = 0.0
+    if scale.log:
+        (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+        close = scale.high / scale.low < 200 and bins > 4
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,), numticks=12))
+        axis.set_minor_locator(NullLocator())
+    elif which == "y":
+        margin = 0.02 * (scale.high - scale.low)
+        steps = [1, 2, 5, 10]
+        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins, steps=steps))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=chart.x.whole, nbins=8))
-    steps = [1, 2, 5, 10]
-    axes.yaxis.set_major_locator(MaxNLocator(integer=chart.y.whole, nbins=7, steps=steps))
-    axes.set_xlim(chart.x.low, chart.x.high)
-    for axis, scale in ((axes.xaxis, chart.x), (axes.yaxis, chart.y)):
-        axis.set_major_formatter(FuncFormatter(lambda v, _, scale=scale: scale.mark(v)))
-    axes.set_xlabel(chart.x.label, color=INK)
+        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins))
+    (axes.set_xlim if which == "x" else axes.set_ylim)(scale.low - margin, scale.high + margin)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: scale.mark(value)))
+
+
+def _set_look(axes: Axes, label: str, grid: Literal["x", "y"]) -> None:
+    axes.set_xlabel(label, color=INK)
     axes.tick_params(which="both", colors=INK, length=0)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
@@ -339,16 +457,11 @@ def _draw(axes: Axes, chart: Chart, colour: Mapping[str, int]) -> None:
         axes.axhline(0, color=INK, linewidth=0.9)
     for moment, label in chart.moments.items():
         axes.axvline(moment, color=INK, linewidth=0.8, linestyle="-" if label else ":")
-        axes.annotate(
-            label,
-            (moment, 1),
-            (0, 2),
-            xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points",
-            color=INK,
-            ha="center",
-            fontsize=8.5,
-        )
+    if chart.interval is not None:
+        axes.axhspan(*chart.interval, color=_stand_in(PLACES[YARDSTICK]), alpha=0.1, linewidth=0)
+    if chart.chance:
+        ends = (chart.x.low, chart.x.high)
+        axes.plot(ends, ends, color=INK, linestyle=(0, (2, 2)), linewidth=1.0)
     if chart.reference is not None:
         axes.axhline(chart.reference, color=_stand_in(0), linestyle=(0, (4, 3)), linewidth=1.3)
     for line in chart.lines:
@@ -363,7 +476,7 @@ def _draw(axes: Axes, chart: Chart, colour: Mapping[str, int]) -> None:
             line.values,
             linewidth=2.0 if leads else 1.2,
             marker=MARKERS[colour[line.method]],
-            markersize=4.5 if len(line.at) > 1 else 6.5,
+            markersize=(4.5 if len(line.at) > 1 else 6.5) - chart.panels,
             markevery=max(1, len(line.at) // 10),
             **look,
         )
@@ -381,24 +494,34 @@ def _ends(chart: Chart, colour: Mapping[str, int]) -> list[tuple[float, float, s
         text = f"{ORIGIN} {chart.y.value(chart.reference)}"
         found.append((chart.x.high, chart.reference, text, 0))
     for line in chart.lines:
-        name = line.method if len(line.method) <= LABEL else f"{line.method[: LABEL - 1]}…"
-        text = f"{name}, diverged" if line.diverged else f"{name} {chart.y.value(line.values[-1])}"
-        found.append((line.at[-1], line.values[-1], text, colour[line.method]))
+        found.append((line.at[-1], line.values[-1], _label(line, chart), colour[line.method]))
     return found
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LABEL else f"{name[: LABEL - 1]}…"
+
+
+def _label(line: Line, chart: Chart) -> str:
+    name = _short(line.method)
+    if line.diverged:
+        return f"{name}, diverged"
+    return f"{name} {line.said or chart.y.value(line.values[-1])}"
 
 
 def _draw_labels(axes: Axes, chart: Chart, colour: Mapping[str, int], gap: float) -> None:
     """Write the labels right of the axes, at least ``gap`` of their height apart."""
     ends = _ends(chart, colour)
-    bottom, top = axes.get_ylim()
-    heights = apart([y for _, y, _, _ in ends], gap * (top - bottom), bottom, top)
-    beside = axes.get_yaxis_transform()  # x counts widths of the axes
+    places = [axes.transData.transform((x, y)) for x, y, _, _ in ends]
+    shares = [axes.transAxes.inverted().transform(place)[1] for place in places]
     look: dict[str, Any] = {"linewidth": 0.7, "linestyle": ":", "clip_on": False}
-    for (x, y, text, place), height in zip(ends, heights, strict=True):
+    beside: dict[str, Any] = {"transform": axes.transAxes}
+    heights = apart(shares, gap, 0.0, 1.0)
+    for (x, y, text, place), share, height in zip(ends, shares, heights, strict=True):
         tone = _stand_in(place)
         axes.plot([x, chart.x.high], [y, y], color=tone, **look)
-        axes.plot([1, 1.035], [y, height], color=tone, transform=beside, **look)
-        axes.text(1.045, height, text, color=tone, va="center", transform=beside, parse_math=False)
+        axes.plot([1, 1.035], [share, height], color=tone, **look, **beside)
+        axes.text(1.045, height, text, color=tone, va="center", parse_math=False, **beside)
 
 
 def apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:

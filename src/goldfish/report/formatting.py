@@ -48,8 +48,7 @@ def change(value: float | None, unit: Unit) -> str:
     """
     if value is None:
         return NOTHING
-    text = f"{value:+.{1 if unit == 'percent' else 3}f}"
-    return text[1:] if float(text) == 0 else text.replace("-", "−")
+    return signed(value, 1 if unit == "percent" else 3)
 
 
 def decimal(value: float | None, std: float | None = None) -> str:
@@ -78,6 +77,16 @@ def gap(value: float | None, std: float | None = None, digits: int = 3) -> str:
     text = f"{value:.{digits}f}"
     text = text.removeprefix("-") if float(text) == 0 else text.replace("-", "−")
     return text if std is None else f"{text} ± {std:.{digits}f}"
+
+
+def signed(value: float, digits: int) -> str:
+    """Format a number with its sign.
+
+    >>> signed(0.123, 2), signed(-1.04, 1), signed(-0.001, 2)
+    ('+0.12', '−1.0', '0.00')
+    """
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
 
 
 def times(factor: float | None, _std: float | None = None) -> str:

@@ -13,10 +13,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from goldfish.audits import Audit, read_audit
+from goldfish.files import write_whole
+from goldfish.report.audit import affected_table, audit_counts, evidence
 from goldfish.report.charts import PALETTE_SIZE, charts, colours, course, draw, moments
 from goldfish.report.formatting import count, listing, percent, plural
 from goldfish.report.summary import cost_bars, is_shown, main_table, more_table, seeds_table
 from goldfish.report.verdict import (
+    AUDIT_STATUS,
     asked_sentence,
     exceeding,
     headline,
@@ -47,17 +51,19 @@ TOLD = {
 
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into ``run_dir``, whole or not at all, and return its path."""
-    from goldfish.store import write_whole  # here, since it brings PyTorch
-
     path = Path(run_dir) / "report.html"
-    write_whole(path, render(read_run(Path(run_dir))))
+    write_whole(path, render(read_run(Path(run_dir)), read_audit(Path(run_dir))))
     return path
 
 
-def render(run: Run) -> str:
-    """Return the page as HTML."""
+def render(run: Run, audit: Audit | None = None) -> str:
+    """Return the page as HTML, with the audit of the run where there was one."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
+
+    def drawn(one: Any, colour: Mapping[str, int]) -> tuple[Any, str]:
+        # Every text in it is escaped by Matplotlib.
+        return one, Markup(draw(one.chart, colour))  # noqa: S704
 
     here, result = files("goldfish.report"), run.result
     page = Environment(
@@ -66,16 +72,23 @@ def render(run: Run) -> str:
     page.filters["percent"] = percent
     page.filters["unbroken"] = lambda text: text.replace(" %", f"{UNBROKEN}%")
     config, colour = dict(flat(result.config)), colours(list(result.methods))
-    drawn = {line.method for line in course(result, ACCURACY)}
+    lines = {line.method for line in course(result, ACCURACY)}
+    all_charts = list(charts(result))
     diverged = [name for name, method in result.methods.items() if method.diverged]
     template = page.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         # Ours, with every text in it escaped by Matplotlib: the only markup let through.
         css=Markup(here.joinpath("page.css").read_text(encoding="utf-8")),  # noqa: S704
-        charts=[(chart, Markup(draw(chart, colour))) for chart in charts(result)],  # noqa: S704
+        charts=[(chart, Markup(draw(chart, colour))) for chart in all_charts],  # noqa: S704
+        panels=any(chart.panels for chart in all_charts),
         result=result,
         subject=", ".join(config[key] for key in ("data.name", "model.name") if key in config),
-        headline=headline(result),
+        headline=headline(result, audit),
+        audit=audit,
+        evidence=[] if audit is None else [drawn(one, colour) for one in evidence(audit)],
+        audit_counts="" if audit is None else audit_counts(audit),
+        affected=([], []) if audit is None else affected_table(audit),
+        audit_status=AUDIT_STATUS,
         facts=facts(result, config),
         table=main_table(result),
         more=more_table(result),
@@ -105,7 +118,7 @@ def render(run: Run) -> str:
         memory=result.has("memory_gap"),
         quality=any(method.quality_tested for method in result.methods.values()),
         moments=moments(result),
-        undrawn=listing([name for name in diverged if name not in drawn]),
+        undrawn=listing([name for name in diverged if name not in lines]),
         origin=ORIGIN,
         yardstick=YARDSTICK,
     )

@@ -27,9 +27,9 @@ from goldfish.experiments.reproduce import (
     paper_values,
     preset_names,
 )
+from goldfish.files import write_whole
 from goldfish.report.formatting import NOTHING, listing, plural
 from goldfish.results import BY_KEY
-from goldfish.store import write_whole
 from goldfish.unlearning.optimization import ShardOption, plan_shards
 
 PAGE, PLOT, REMARKS = "README.md", "plot.svg", "remarks.md"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from goldfish.report.formatting import BRIEF, FORMS, NOTHING, change, count, gap, p_value, wilson
-from goldfish.report.verdict import reached, verdicts
+from goldfish.report.verdict import by_seed, reached, verdicts
 from goldfish.results import (
     ACCURACY,
     METRICS,
@@ -95,7 +95,8 @@ def _cell(metric: Metric, method: MethodResult, result: Result) -> str:
     value = metric.of(method)
     text = FORMS[metric.unit](value, method.std(metric.key))
     if value is None or method.spread:  # with several seeds the spread stands there instead
-        return text
+        each = by_seed(metric, method) if metric.unit == "percent" else ""
+        return f"{text}\n{each.removesuffix(' %').replace(' and ', ', ')}" if each else text
     if metric.interval:
         found = follow(method, metric.interval)
         return text if found is None else f"{text}\n{gap(found.low)} to {gap(found.high)}"

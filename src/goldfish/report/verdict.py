@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from goldfish.audits import Audit, AuditWord
 from goldfish.report.formatting import (
     NOTHING,
     count,
@@ -23,6 +24,8 @@ from goldfish.report.formatting import (
     wilson,
 )
 from goldfish.results import (
+    BY_KEY,
+    METRICS,
     ORIGIN,
     YARDSTICK,
     Final,
@@ -30,13 +33,25 @@ from goldfish.results import (
     Margins,
     Memory,
     MethodResult,
+    Metric,
     Result,
 )
 
 Status: TypeAlias = Literal["gone", "partly", "kept", "unclear"]
 RANKS: Mapping[Status, int] = {"unclear": 0, "gone": 1, "partly": 2, "kept": 3}
 """The worse a finding, the higher; what can be told comes before what cannot."""
+AUDIT_STATUS: Mapping[AuditWord, Status] = {
+    "remembers": "kept",
+    "over-forgets": "partly",
+    "damaged": "partly",
+    "different": "partly",
+    "indistinguishable": "gone",
+    "not enough evidence": "unclear",
+}
+"""How bad the verdicts of an audit are."""
 KINDS = {"samples": "samples", "class": "a class", "client": "all of its data"}
+MAX_SEEDS = 5
+"""The numbers of more seeds than this are told by their lowest and their highest."""
 ABOUT = 1.05
 """Times that differ by less than this factor count as the same."""
 
@@ -423,8 +438,11 @@ class Headline:
     sentences: Sequence[str]
 
 
-def headline(result: Result) -> Headline:
-    """Say what was asked and whether the numbers show it gone; retrain is the yardstick."""
+def headline(result: Result, audit: Audit | None = None) -> Headline:
+    """Say what was asked and whether the numbers show it gone; retrain is the yardstick.
+
+    Where an audit has a verdict on the method too, the worse of the two gives the tone.
+    """
     name, asked = result.subject, asked_sentence(result)
     if name is None:
         sentence = "No unlearning method ran: these are the numbers of the original model alone."
@@ -435,10 +453,15 @@ def headline(result: Result) -> Headline:
         sentences += [*exceeding(name, result), _accuracy(name, result), _cost(name, result)]
         sentences += _speed(name, result)
         if result.seeds:
-            sentences.append(f"All numbers are means over {len(result.seeds)} seeds.")
+            sentences.append(_seeds(name, result))
     sentences += [stopped(note) for note in method.notes]
     sentences += _others(name, judged, result)
-    return Headline(judged[name].status, judged[name].title, asked, sentences)
+    status, title = judged[name].status, judged[name].title + _scatter(name, result)
+    if audit is not None and (own := audit.methods.get(name)) is not None:
+        status = max(status, AUDIT_STATUS[own.word], key=lambda one: RANKS[one])
+        title = f"{title}; audit: {own.word}"
+        sentences.insert(0, f"Audit of {name} with {audit.models} oracles: {own.sentence}")
+    return Headline(status, title, asked, sentences)
 
 
 def asked_sentence(result: Result) -> str:
@@ -497,6 +520,41 @@ def _accuracy(name: str, result: Result) -> str:
     rest = " of the remaining classes" if result.test_images.removed_class else ""
     where = f"{count(images)} clean test images{rest}{', with 95 % intervals' if few else ''}"
     return f"Accuracy on {where}: {', '.join(parts)}."
+
+
+def _seeds(name: str, result: Result) -> str:
+    """Say that numbers are means, and what each seed gave."""
+    found = [
+        f"{metric.name.lower()} {by_seed(metric, result.methods[name])}"
+        for metric in METRICS
+        if metric.unit == "percent" and by_seed(metric, result.methods[name])
+    ]
+    each = f" {name} by seed: {'; '.join(found)}." if found else ""
+    return f"All numbers are means over {len(result.seeds)} seeds.{each}"
+
+
+def _scatter(name: str, result: Result) -> str:
+    """End the title with what the seeds gave where they differ so much that a mean hides it."""
+    method = result.methods[name]
+    for key, most in (
+        ("backdoor_success", result.margins.signal),
+        ("accuracy", result.margins.collapse),
+    ):
+        values = [v for v in method.spread[key].values if v is not None] if method.spread else []
+        if values and max(values) - min(values) > most:
+            metric = BY_KEY[key]
+            return f"; the seeds differ: {metric.name.lower()} {by_seed(metric, method, 0)}"
+    return ""
+
+
+def by_seed(metric: Metric, method: MethodResult, digits: int = 1) -> str:
+    """Return what each seed gave, in percent: all of them, or of many the lowest and highest."""
+    values = method.spread[metric.key].values if metric.key in method.spread else []
+    texts = [NOTHING if value is None else f"{value:.{digits}f}" for value in values]
+    known = [value for value in values if value is not None]
+    if len(known) > MAX_SEEDS:
+        return f"{min(known):.{digits}f} to {max(known):.{digits}f} %"
+    return f"{listing(texts)} %" if known else ""
 
 
 def _cost(name: str, result: Result) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from goldfish.store.files import claim, write_whole
 from goldfish.store.runs import BEFORE, CONFIG, RESULT, KeptHistory, RunDirectory, run_id_of
 
 __all__ = [
@@ -13,9 +12,7 @@ __all__ = [
     "Checkpoint",
     "KeptHistory",
     "RunDirectory",
-    "claim",
     "load_checkpoint",
     "run_id_of",
     "save_checkpoint",
-    "write_whole",
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from goldfish.errors import StoreError
-from goldfish.store.files import write_whole
+from goldfish.files import write_whole
 from goldfish.types import Memo, Params
 
 STATE = "state:"

@@ -13,10 +13,10 @@ from typing import IO, Any, Self
 from pydantic import ValidationError
 
 from goldfish.errors import StoreError
+from goldfish.files import append_line, claim, write_whole
 from goldfish.params import shapes_of
 from goldfish.results import ORIGIN, Record, in_words
 from goldfish.store.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
-from goldfish.store.files import append_line, claim, write_whole
 from goldfish.types import HistoryEntry, Scalar, Update
 
 CONFIG, METRICS, RESULT, PINNED = "config.toml", "metrics.jsonl", "result.json", "pinned.json"

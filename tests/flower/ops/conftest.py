@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from goldfish.experiments.config import load_config
+from goldfish.experiments.engine import in_process
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, Scenario
+from goldfish.federation.in_process import InProcess
 from goldfish.flower.ops.up import Deployment
+from goldfish.types import Failure, RoundReplies, Task
 
 LIMIT = 60.0
 
@@ -69,11 +72,11 @@ seed = 3
 engine = "flower"
 [data]
 name = "digits"
-clients = 3
+clients = {nodes}
 [model]
 name = "fragile:Fragile"
 [training]
-rounds = 2
+rounds = {rounds}
 batch_size = 20
 learning_rate = 0.05
 quorum = 0.3
@@ -89,15 +92,14 @@ rounds = 1
 class Trial:
     """An experiment on a real deployment, whose clients a test can hold up or let fail."""
 
-    def __init__(self, folder: Path, nodes: int, *, keys: Path | None) -> None:
+    def __init__(self, folder: Path, nodes: int, rounds: int, keys: Path | None) -> None:
         self.folder = folder
         self.config = folder / "trial.toml"
         self.out = folder / "out"
         self._output = folder / "output"
         self.deployment = Deployment(folder / "state", nodes, keys=keys, models=["fragile:Fragile"])
         table = "".join(f"{k} = {json.dumps(v)}\n" for k, v in self.deployment.settings.items())
-        config = CONFIG.replace("clients = 3", f"clients = {nodes}")
-        self.config.write_text(f"{config}\n[flower]\n{table}")
+        self.config.write_text(f"{CONFIG.format(nodes=nodes, rounds=rounds)}\n[flower]\n{table}")
 
     def flag(self, node: int, name: str) -> Path:
         """Return the file that holds a node's client up (``hold``) or lets it fail (``fail``)."""
@@ -152,11 +154,30 @@ class Trial:
         with contextlib.closing(sqlite3.connect(database)) as store:
             return list(store.execute("SELECT phase, round FROM done ORDER BY at"))
 
-    def undisturbed(self, *overrides: str) -> dict[str, dict[str, Tensor]]:
-        """Run the same experiment in this process, and return its models by phase."""
-        config = load_config(self.config, ["engine=in-process", *overrides])
+    def undisturbed(
+        self, lost: Mapping[tuple[str, int], Collection[str]] | None = None
+    ) -> dict[str, dict[str, Tensor]]:
+        """Run the same experiment in this process, and return its models by phase.
+
+        ``lost`` names the clients that do not answer in a round of a phase.
+        """
+
+        def engine(scenario: Scenario, machine: Machine, run_id: str) -> InProcess:
+            federation = in_process(scenario, machine, run_id)
+            everybody = federation.run
+
+            def run(tasks: Sequence[Task[Any]]) -> RoundReplies:
+                context = tasks[0].context
+                gone = (lost or {}).get((context.phase, context.round), ())
+                there = [u for u in everybody(tasks).updates if u.client_id not in gone]
+                return RoundReplies(there, [Failure(name, "Lost", "") for name in gone])
+
+            federation.run = run  # type: ignore[method-assign]
+            return federation
+
+        config = load_config(self.config, ["engine=in-process"])
         out = self.folder / "undisturbed"
-        for _ in run_experiment(config, out, Machine(threads=1)):
+        for _ in run_experiment(config, out, Machine(threads=1), engine=engine):
             pass
         return self.models(out)
 
@@ -179,8 +200,8 @@ def trial(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(nodes: int = 3, *, keys: Path | None = None) -> Trial:
-        return Trial(tmp_path, nodes, keys=keys)
+    def make(nodes: int, rounds: int, keys: Path | None = None) -> Trial:
+        return Trial(tmp_path, nodes, rounds, keys)
 
     yield make
     sys.modules.pop("fragile", None)

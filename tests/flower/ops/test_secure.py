@@ -32,7 +32,7 @@ Eventually = Callable[[Callable[[], object]], None]
 def strangers(case: Any, keys: Keys, other: Keys) -> dict[str, Child]:
     """Return SuperNodes that must not get in, by what is wrong with them."""
     trust = ["--root-certificates", str(keys.authority)]
-    own = ["--auth-supernode-private-key", str(keys.node_key(4))]
+    own = ["--auth-supernode-private-key", str(keys.node_key(3))]
     options = {
         "no key": trust,
         "a wrong key": [*trust, "--auth-supernode-private-key", str(other.node_key(1))],
@@ -79,17 +79,19 @@ def try_to_take_work(address: str, certificate: bytes | None) -> str:
     return said
 
 
-def test_members_train_and_unlearn_and_strangers_are_refused(
+def test_members_train_and_unlearn_strangers_are_refused_and_it_outlives_its_certificates(
     trial: Callable[..., Any], tmp_path: Path, eventually: Eventually
 ) -> None:
-    """Train, delete samples of one client, unlearn, evaluate: as in one process.
+    """One federation's life: strangers, a run as in one process, new certificates, a new node.
 
-    Each client is bound to the number of its key.
+    Each client is bound to the number of its key. The node that is taken out at the end stays out.
     """
-    keys = make_keys(tmp_path / "keys", 4)
+    keys = make_keys(tmp_path / "keys", 2)
     other = make_keys(tmp_path / "other", 1)
-    case = trial(nodes=2, keys=keys.folder)
+    case = trial(nodes=2, rounds=1, keys=keys.folder)
+    add_nodes(keys.folder, 1)
     with case.deployment as deployment:
+        before = {node.public_key: node.id for node in deployment.superlink.nodes()}
         refused = strangers(case, keys, other)
         for child in refused.values():
             child.start()
@@ -102,9 +104,8 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
         runtime = f"{HOST}:{deployment._node_ports[0]}"
         assert "401 Unauthorized" in try_to_take_work(runtime, keys.runtime(1).read_bytes())
         assert try_to_take_work(runtime, None) != "taken"
-        numbers = {node.public_key: node.id for node in deployment.superlink.nodes()}
         bound = [
-            f"flower.clients.client-{n}.node={numbers[public_bytes(keys.node_public(n))]}"
+            f"flower.clients.client-{n}.node={before[public_bytes(keys.node_public(n))]}"
             for n in (1, 2)
         ]
         settings = [part for setting in bound for part in ("--set", setting)]
@@ -122,32 +123,20 @@ def test_members_train_and_unlearn_and_strangers_are_refused(
         for name, value in model.items():
             torch.testing.assert_close(models[phase][name], value, rtol=0, atol=1e-6)
     assert case.rounds("goldfish")[-1]["accuracy"] > 50
-
-
-def test_a_federation_outlives_its_certificates_and_lets_nodes_come_and_go(
-    alone: None,
-    tmp_path: Path,
-    eventually: Eventually,
-    processes_of: Callable[[Path], dict[int, str]],
-) -> None:
-    """A second node, new certificates, the same SuperLink; a node that is taken out stays out."""
-    keys = make_keys(tmp_path / "keys", 1)
-    with Deployment(tmp_path / "state", 1, keys=keys.folder) as deployment:
-        (first,) = deployment.superlink.nodes()
-    add_nodes(keys.folder, 1)
     renew_keys(keys.folder)
-    with Deployment(tmp_path / "state", 2, keys=keys.folder) as deployment:
-        online = {node.id: node.status for node in deployment.superlink.nodes()}
-        assert list(online.values()) == ["online", "online"]
-        (second,) = online.keys() - {first.id}
+    with Deployment(case.deployment.folder, 3, keys=keys.folder) as deployment:
+        online = {node.public_key: node for node in deployment.superlink.nodes()}
+        assert [node.status for node in online.values()] == ["online"] * 3
+        assert {key: online[key].id for key in before} == before
+        new = online[public_bytes(keys.node_public(3))]
         subprocess.run(
-            [executable("flwr"), "supernode", "unregister", str(second)],
+            [executable("flwr"), "supernode", "unregister", str(new.id)],
             cwd=tmp_path,
             env=deployment.environment,
             check=True,
         )
-        assert [node.id for node in deployment.superlink.nodes()] == [first.id]
-        node = deployment.children["node-2"]
+        assert {node.id for node in deployment.superlink.nodes()} == set(before.values())
+        node = deployment.children["node-3"]
         node.kill()
         node.start()
         eventually(lambda: not node.running)

@@ -16,11 +16,11 @@ import tomli_w
 
 from goldfish.errors import ConfigError, DeploymentError, StoreError
 from goldfish.federation.settings import FlowerSettings
+from goldfish.files import write_whole
 from goldfish.flower.ops.keys import Keys, check_node_key, check_server
 from goldfish.flower.ops.processes import Child, executable, free_ports, is_free, stop
 from goldfish.flower.ops.superlink import SuperLink
 from goldfish.flower.submit import QUIET, connection
-from goldfish.store import write_whole
 from goldfish.types import Scalar
 
 HOST = "127.0.0.1"

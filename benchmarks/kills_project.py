@@ -1,6 +1,6 @@
 """Kill a project at random points of train, unlearn and purge, and look whether anything is lost.
 
-    python benchmarks/kills.py --points 200
+    python benchmarks/kills_project.py --points 200
 
 A small project goes its way again and again. Each command is started in a process of
 its own and killed (``kill -9``) after a random part of the time that it takes, a few times, and

@@ -1,0 +1,332 @@
+"""An audit as tables of text, for the page and the command line, and as the page's figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from goldfish.audits import (
+    Attack,
+    Audit,
+    Difference,
+    Distances,
+    QuickAudit,
+    Rate,
+    Relearning,
+)
+from goldfish.report.charts import Chart, Line, Scale, Strips
+from goldfish.report.formatting import BRIEF, NOTHING, brief_gap, count, percent, plural, signed
+from goldfish.report.summary import Table
+from goldfish.results import ORIGIN, Result
+
+ORACLES = "oracles"
+MAX_CLIENTS = 12
+LOWEST_RATE, LOWEST_LOSS = 1e-3, 1e-3
+"""Where the logarithmic axes begin."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A figure, how to read it, and its numbers."""
+
+    chart: Chart | Strips
+    reading: str
+    table: Table
+
+
+def evidence(audit: Audit) -> Iterator[Evidence]:
+    """Return the figures that carry the verdicts, each with its table."""
+    if audit.methods:
+        yield _shifts(audit)
+        yield _rates(audit)
+    yield _relearning(audit)
+    if any(own.harm for own in audit.quick.values()):
+        yield _harm(audit)
+
+
+def _shifts(audit: Audit) -> Evidence:
+    rows = {name: own.models for name, own in audit.methods.items()}
+    rows[ORACLES] = next(iter(audit.methods.values())).oracles
+    means = {
+        name: (own.memory.value, own.memory.low, own.memory.high)
+        for name, own in audit.methods.items()
+        if own.memory is not None
+    }
+    ends = [value for values in (*rows.values(), *means.values()) for value in values]
+    reach = 1.05 * max(audit.band, *map(abs, ends))
+    axis = Scale(-reach, reach, "memory, in standard deviations", _mark, _mark)
+    chart = Strips("Margins on removed samples against the oracles", rows, axis, audit.band, means)
+    return Evidence(
+        chart,
+        "Each dot is a model: how far its margins on removed samples lie above those of retrained "
+        "models, beyond what unseen samples show: right of 0 a memory, left of it too much "
+        "forgetting. Shaded: where 99 % of single retrained models would lie. The verdict is about "
+        "the mean (upright stroke): the line, its 99 % interval, must leave out 0.",
+        _columns(audit_table(audit), ("memory", "accuracy", "distance", "KLoM")),
+    )
+
+
+def _rates(audit: Audit) -> Evidence:
+    lines = [
+        Line(
+            name,
+            [false for false, _ in own.attack.roc if false >= LOWEST_RATE],
+            [max(true, LOWEST_RATE) for false, true in own.attack.roc if false >= LOWEST_RATE],
+            said=f"{100 * own.attack.at_1_percent.rate:.1f}",
+        )
+        for name, own in audit.methods.items()
+    ]
+    y = Scale(LOWEST_RATE, 1.0, "", _share_mark, _share_mark, log=True)
+    x = replace(
+        y, label="false positive rate in percent", mark=lambda v: f"{100 * v:g}" if v < 1 else ""
+    )
+    chart = Chart("Attack (U-LiRA): true positive rate", lines, x, y, chance=True)
+    return Evidence(
+        chart,
+        "How many unlearned models the attack finds, for how many retrained ones it takes for "
+        "unlearned; both axes are logarithmic. On the dashed line it guesses; a curve above it at "
+        "the left finds some samples for sure. Beside each name: the rate at 1 % false positives, "
+        "in percent.",
+        attack_table(audit),
+    )
+
+
+def _relearning(audit: Audit) -> Evidence:
+    curves = {name: own.relearning.curve for name, own in audit.quick.items()}
+    lines = [
+        Line(
+            name,
+            list(range(len(curve))),
+            [max(loss, LOWEST_LOSS) for loss in curve],
+            said=_steps(len(curve), statistics.median_high(_counted(audit.quick[name].relearning))),
+        )
+        for name, curve in curves.items()
+        if name != ORIGIN
+    ]
+    losses = [loss for line in lines for loss in line.values]
+    target = max(curves[ORIGIN][0], LOWEST_LOSS) if ORIGIN in curves else None
+    losses += [] if target is None else [target]
+    ends = (min(losses) / 1.3, max(losses) * 1.3)
+    y = Scale(*ends, "", "{:g}".format, "{:.3f}".format, log=True)
+    steps = len(next(iter(curves.values()))) - 1
+    whole = "{:.0f}".format
+    x = Scale(0, steps, "steps on the removed samples", whole, whole, whole=True)
+    title = f"Relearning: mean loss on {plural(audit.relearned, 'removed sample')}"
+    return Evidence(
+        Chart(title, lines, x, y, target),
+        "The removed samples are learned again; the axis of losses is logarithmic. A model that "
+        "still knows them falls to the loss of origin (dashed) sooner than retrain. In the table: "
+        "after how many steps, over the orders of the samples; beside each name: the median. "
+        "Membership attack: how often a removed sample has a larger margin than an unseen one of "
+        "its class; 0.5 is chance.",
+        _table(
+            list(audit.quick),
+            [
+                ("steps to relearn", [relearned(own.relearning) for own in audit.quick.values()]),
+                ("membership attack", [share(own.membership) for own in audit.quick.values()]),
+                ("canaries known", [canaries(own) for own in audit.quick.values()]),
+            ],
+        ),
+    )
+
+
+def _harm(audit: Audit) -> Evidence:
+    rows = {
+        name: [client.after - client.before for client in own.harm.clients.values()]
+        for name, own in audit.quick.items()
+        if own.harm is not None
+    }
+    reach = 1.1 * max(1.0, *(abs(value) for values in rows.values() for value in values))
+    axis = Scale(-reach, reach, "points of accuracy, after minus before", _mark, _mark)
+    return Evidence(
+        Strips("Harm: accuracy on the remaining samples of each client", rows, axis),
+        "Each dot is a client that remains: left of 0 its own samples are recognised less often "
+        "than by origin. The table has the percentages and, below, the change in points; of many "
+        f"clients the {MAX_CLIENTS} that lost most. Accuracy by class is further down.",
+        harm_table(audit),
+    )
+
+
+def _mark(value: float) -> str:
+    return f"{value:g}".replace("-", "−")
+
+
+def _share_mark(value: float) -> str:
+    return f"{100 * value:g} %"
+
+
+def _columns(table: Table, begin: Sequence[str]) -> Table:
+    """Return the first column, and those whose headings begin with one of the words."""
+    headings, rows = table
+    kept = [i for i, head in enumerate(headings) if i == 0 or head.startswith(tuple(begin))]
+    return [headings[i] for i in kept], [
+        [row[i] for i in kept] for row in rows if any(row[i] for i in kept[1:])
+    ]
+
+
+def quick_table(audit: Audit, result: Result) -> Table:
+    """Return what the one model of each method in the run shows, for a terminal."""
+    columns: list[tuple[str, list[str]]] = [
+        (heading, [form(result.methods[name].get(key), None) for name in audit.quick])
+        for heading, key, form in (
+            ("accuracy\n%", "accuracy", BRIEF["percent"]),
+            ("backdoor\n%", "backdoor_success", BRIEF["percent"]),
+            ("JSD to\nretrain", "jsd", brief_gap),
+            ("L2 to\nretrain", "l2", brief_gap),
+        )
+    ]
+    columns += [
+        ("member-\nship", [share(own.membership) for own in audit.quick.values()]),
+        ("canaries\nknown", [canaries(own) for own in audit.quick.values()]),
+        ("steps to\nrelearn", [relearned(own.relearning) for own in audit.quick.values()]),
+    ]
+    return _table(list(audit.quick), columns)
+
+
+def audit_table(audit: Audit) -> Table:
+    """Return what the many models of each method show beside the oracles."""
+    own = list(audit.methods.values())
+    none = [""] if audit.noise else []
+    columns = [
+        ("memory", [difference(method.memory) for method in own] + none),
+        ("accuracy,\npoints", [difference(method.accuracy) for method in own] + none),
+        (
+            "distance:\nremoved / unseen",
+            [distances(d) for d in (*(m.distances for m in own), audit.noise)],
+        ),
+        ("KLoM", [distances(d) for d in (*(m.klom for m in own), audit.noise_klom)]),
+        ("attack at\n1 %", [percent(100 * m.attack.at_1_percent.rate) for m in own] + none),
+    ]
+    if any(method.attack.epsilon for method in own):
+        rates = [percent(100 * m.attack.at_01_percent.rate) for m in own]
+        columns.append(("at\n0.1 %", rates + none))
+        columns.append(("epsilon", [epsilon(method.attack) for method in own] + none))
+    return _table([*audit.methods, ORACLES], columns)
+
+
+def attack_table(audit: Audit) -> Table:
+    """Return how much the attack finds, with 95 % intervals."""
+    attacks = [own.attack for own in audit.methods.values()]
+    columns = [
+        ("at 1 %", [rate(attack.at_1_percent) for attack in attacks]),
+        ("at 0.1 %", [rate(attack.at_01_percent) for attack in attacks]),
+        ("epsilon", [epsilon(attack) for attack in attacks]),
+    ]
+    return _table(list(audit.methods), columns)
+
+
+def harm_table(audit: Audit) -> Table:
+    """Return each remaining client's accuracy before, and after each method."""
+    harmed = {name: own.harm for name, own in audit.quick.items() if own.harm is not None}
+    first = next(iter(harmed.values()), None)
+    if first is None:
+        return [], []
+    lost = {
+        client: min(own.clients[client].after - was.before for own in harmed.values())
+        for client, was in first.clients.items()
+    }
+    worst = set(sorted(lost, key=lost.__getitem__)[:MAX_CLIENTS])
+    shown = [client for client in lost if client in worst]
+    rows = [
+        [
+            client,
+            count(was.samples),
+            percent(was.before),
+            *(
+                f"{percent(now)}\n{signed(now - was.before, 1)}"
+                for now in (own.clients[client].after for own in harmed.values())
+            ),
+        ]
+        for client, was in ((client, first.clients[client]) for client in shown)
+    ]
+    return ["client", "samples", ORIGIN, *harmed], rows
+
+
+def affected_table(audit: Audit) -> Table:
+    """Return how many remaining samples each method lost, and which ones fell most."""
+    rows = [
+        [
+            name,
+            count(own.harm.samples),
+            count(own.harm.lost),
+            count(own.harm.gained),
+            "\n".join(
+                f"{one.id} of {one.client_id}: {signed(one.before, 1)} to {signed(one.after, 1)}"
+                for one in own.harm.most_affected
+            ),
+        ]
+        for name, own in audit.quick.items()
+        if own.harm is not None
+    ]
+    headings = ["method", "samples", "right before, wrong now", "wrong before, right now"]
+    return [*headings, "samples whose margin fell most"], rows
+
+
+def audit_counts(audit: Audit) -> str:
+    """Say how many models and samples stand behind an audit."""
+    samples = f"{count(audit.removed)} removed and {count(audit.unseen)} unseen samples"
+    if not audit.models:
+        return f"One model of each method, {samples}."
+    return f"{audit.models} models of each method and as many oracles, {samples}."
+
+
+def share(rate: Rate | None) -> str:
+    """Format a share with half of its interval."""
+    if rate is None:
+        return NOTHING
+    return f"{rate.rate:.2f} ± {(rate.high - rate.low) / 2:.2f}"
+
+
+def rate(found: Rate) -> str:
+    """Format a rate with its interval on a second line."""
+    return f"{percent(100 * found.rate)}\n{100 * found.low:.1f} to {100 * found.high:.1f}"
+
+
+def canaries(own: QuickAudit) -> str:
+    """Format how many of the canaries a model still gives their wrong label."""
+    found = own.canaries
+    return NOTHING if found is None else f"{round(found.rate * found.count)} of {found.count}"
+
+
+def relearned(found: Relearning) -> str:
+    """Format in how many steps removed samples fit again, over the orders.
+
+    >>> relearned(Relearning(curve=[1.0] * 101, steps=[3, 5, None]))
+    '3 to >100'
+    """
+    steps, last = _counted(found), len(found.curve)
+    return " to ".join(dict.fromkeys(_steps(last, step) for step in (min(steps), max(steps))))
+
+
+def _counted(found: Relearning) -> list[int]:
+    """Return the steps of each order; one more than were taken where they were not enough."""
+    return [len(found.curve) if step is None else step for step in found.steps]
+
+
+def _steps(last: int, step: int) -> str:
+    return f">{last - 1}" if step == last else str(step)
+
+
+def difference(found: Difference | None) -> str:
+    """Format a difference with half of its interval."""
+    return NOTHING if found is None else f"{signed(found.value, 2)} ± {found.half:.2f}"
+
+
+def distances(found: Distances | None) -> str:
+    """Format the two distances."""
+    return NOTHING if found is None else f"{found.removed:.2f} / {found.unseen:.2f}"
+
+
+def epsilon(attack: Attack) -> str:
+    """Format the median epsilon, which may be infinite."""
+    if attack.epsilon is None:
+        return NOTHING
+    return "∞" if attack.epsilon.median is None else f"{attack.epsilon.median:.2f}"
+
+
+def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
+    """Return the columns that have something to show."""
+    filled = [(heading, cells) for heading, cells in columns if set(cells) - {NOTHING, ""}]
+    rows = [[name, *(cells[i] for _, cells in filled)] for i, name in enumerate(names)]
+    return ["method", *(heading for heading, _ in filled)], rows
