@@ -87,6 +87,7 @@ class Holdings:
                 parts.append(_in_memory(Subset(client.retained, found)))
                 holders += [client.id] * len(found)
         together = _joined(parts).to(device) if parts else None
+        none = torch.zeros(len(holders), dtype=torch.bool)
         return Scenario(
             clients=clients,
             model=self.model,
@@ -96,7 +97,8 @@ class Holdings:
             test=self.test.to(device),
             class_names=self.class_names,
             removed=together,
-            poisoned=torch.zeros(len(holders), dtype=torch.bool),
+            poisoned=none,
+            canaries=none,
             true_labels=[] if together is None else together.labels.tolist(),
             holders=holders,
         )
