@@ -18,7 +18,7 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.evaluation import Cost, round_cost
 from goldfish.federation import InProcess
 from goldfish.methods import METHODS, Method, Trained, method_named
-from goldfish.settings import Settings
+from goldfish.settings import Settings, TrainingSettings
 from goldfish.types import (
     DeletionRequest,
     ModelFactory,
@@ -69,6 +69,7 @@ def plan(
     requests: Sequence[DeletionRequest],
     *,
     methods: Mapping[str, Mapping[str, Any]] | None = None,
+    training: TrainingSettings | None = None,
     rounds: int | None = None,
     test: Any = None,
     seconds_per_sample: float | None = None,
@@ -76,9 +77,10 @@ def plan(
     """Say what each method would cost for these requests, and which one to take.
 
     The arguments are those of :func:`goldfish.unlearn`; ``methods`` are the settings of each method
-    to look at, by default all methods as they are. ``seconds_per_sample`` is what the training took
-    on this machine, if that is known; otherwise a few steps are measured. Nothing is changed: the
-    clients neither unlearn nor remember the requests.
+    to look at, by default all methods as they are, and ``training`` says how clients train in them,
+    by default as before. ``seconds_per_sample`` is what the training took on this machine, if that
+    is known; otherwise a few steps are measured. Nothing is changed: the clients neither unlearn
+    nor remember the requests.
     """
     origin = trained.trained if isinstance(trained, Unlearned) else trained
     federation = origin.federation
@@ -86,6 +88,7 @@ def plan(
         raise ConfigError("Methods are rehearsed in this process: goldfish.InProcess(...).")
     wanted = {name: {} for name in METHODS} if methods is None else methods
     few = None if test is None else as_examples(test)
+    how = training or origin.settings
     estimates = []
     for name, values in wanted.items():
         method = method_named(name)
@@ -100,7 +103,7 @@ def plan(
                     requests,
                     method,
                     own,
-                    training=origin.settings.model_copy(update={"server_samples": TEST_SAMPLES}),
+                    training=how.model_copy(update={"server_samples": TEST_SAMPLES}),
                     rounds=rounds or origin.settings.rounds,
                     seed=origin.seed,
                     test=few,

@@ -27,6 +27,7 @@ from goldfish.terminal import (
 
 if TYPE_CHECKING:
     from goldfish.experiments.scenario import Machine
+    from goldfish.planning import Advice
     from goldfish.project.ledger import Request, Version
     from goldfish.project.project import Project
 
@@ -157,6 +158,12 @@ def forget(
 
 @app.command()
 def plan(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG]", help="Plan for this configuration, or run directory, instead."
+        ),
+    ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", help="Look at this one; may be repeated. By default all."),
@@ -167,11 +174,27 @@ def plan(
     workers: Workers = None,
 ) -> None:
     """Say what each method would cost for the pending requests, and which one to take."""
+    machine = _machine(data_dir, device, workers)
+    if config is not None:
+        from goldfish.experiments.forecast import plan_run
+
+        advice = plan_run(config, machine, method or ())
+        _print_estimates(advice)
+        say(f"Advice: {advice.method} ({advice.reason}).")
+        return
+    with _open(project) as opened:
+        found = opened.plan(machine, method or ())
+    _print_estimates(found.advice)
+    for client, shards in found.shards.items():
+        say(f"Touched of {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
+    say(f"To be superseded: {', '.join(found.artefacts)}.")
+    say(f"Advice: goldfish unlearn --method {found.advice.method} ({found.advice.reason}).")
+
+
+def _print_estimates(advice: Advice) -> None:
+    """Print what each method would cost, and which ones cannot do it."""
     from goldfish.report.formatting import seconds, size
 
-    with _open(project) as opened:
-        found = opened.plan(_machine(data_dir, device, workers), method or ())
-    advice = found.advice
     able = [own for own in advice.estimates if own.refused is None]
     print_table(
         ("method", "time", "samples", "rounds", "sent", "guarantee"),
@@ -190,10 +213,6 @@ def plan(
     for own in advice.estimates:
         if own.refused is not None:
             say(f"{own.refused.partition(': train with')[0].rstrip('.')}.")
-    for client, shards in found.shards.items():
-        say(f"Touched of {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
-    say(f"To be superseded: {', '.join(found.artefacts)}.")
-    say(f"Advice: goldfish unlearn --method {advice.method} ({advice.reason}).")
 
 
 @app.command()

@@ -1,0 +1,64 @@
+"""``goldfish plan CONFIG``: what each method of a run would cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from goldfish.cli import app
+from goldfish.errors import ConfigError
+from goldfish.experiments.config import parse_config
+from goldfish.experiments.forecast import plan_run
+from goldfish.experiments.runner import run_experiment
+from goldfish.experiments.scenario import Machine
+from goldfish.results import Result
+
+CONFIG = parse_config(
+    {
+        "data": {"name": "digits", "clients": 3},
+        "training": {"rounds": 2, "batch_size": 50, "learning_rate": 0.01},
+        "deletion": {"rate": 0.05},
+        "unlearning": {"methods": ["retrain"], "rounds": 2, "local_epochs": 2},
+    }
+)
+
+
+def test_a_run_is_forecast_from_its_configuration_and_from_what_it_took(tmp_path: Path) -> None:
+    """Retraining takes 2 rounds of 2 epochs of all that remains, as the run then did.
+
+    The times of a finished run are scaled so that a sample takes as long as in its training.
+    """
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.to_toml())
+    before = plan_run(path, Machine(), ["retrain"])
+    for _ in run_experiment(CONFIG, tmp_path / "run", Machine()):
+        pass
+    took = Result.read(tmp_path / "run" / "result.json").methods
+    after = plan_run(tmp_path / "run", Machine(), ["retrain"])
+    origin, cost = took["origin"].cost, took["retrain"].cost
+    assert origin is not None
+    assert cost is not None
+    for advice in (before, after):
+        retrain = next(own for own in advice.estimates if own.method == "retrain")
+        assert (retrain.rounds, retrain.cost.samples) == (2, pytest.approx(cost.samples))
+    a_sample = origin.seconds / origin.samples
+    assert retrain.cost.seconds == pytest.approx(a_sample * cost.samples)
+
+
+def test_the_command_plans_for_a_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(CONFIG.to_toml())
+    said = CliRunner().invoke(app, ["plan", str(path), "--method", "retrain"])
+    assert said.exit_code == 0, said.output
+    assert "Advice: retrain" in said.output
+
+
+def test_clients_with_data_of_their_own_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    members = CONFIG.data.model_copy(update={"members": ["a", "b"]})
+    path.write_text(replace(CONFIG, data=members, engine="flower").to_toml())
+    with pytest.raises(ConfigError, match="where the data is"):
+        plan_run(path, Machine())
