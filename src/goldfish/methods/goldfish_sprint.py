@@ -67,7 +67,7 @@ class GoldfishSprintSettings(Settings):
     """Length of the rounds of all clients after it, as a share of the epochs of the training."""
     anneal_rounds: Count = 8
     """How many rounds they are."""
-    sprint_step: Positive = 1.0
+    sprint_step: Positive = 0.5
     """Step size of the sprint, as a share of the mean step size of the training."""
     anneal_step: Positive = 1.0
     """Step size of the first of these rounds, as such a share; a cosine brings it to 0."""
