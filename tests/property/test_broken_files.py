@@ -170,7 +170,8 @@ def run_on_full_disk(whole: Path, out: Path, space: int, said: Connection) -> No
 
 
 def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(whole: Path, tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("fork")
+    processes = multiprocessing.get_context("forkserver")  # this process has threads
+    processes.set_forkserver_preload(["goldfish.experiments.runner", "goldfish.report"])
     config = load_config(whole / "done" / "config.toml")
     files = sorted(path for path in (whole / "done").rglob("*") if path.is_file())
     for space in sorted({max(path.stat().st_size - 1, 0) for path in files}):
@@ -178,6 +179,7 @@ def test_a_full_disk_is_a_sentence_and_the_run_goes_on_later(whole: Path, tmp_pa
         out = tmp_path / str(space)
         child = processes.Process(target=run_on_full_disk, args=(whole, out, space, there))
         child.start()
+        there.close()  # so that a child that dies is not waited for
         words = str(here.recv())
         child.join(20)
         assert words.startswith("StoreError: "), words
