@@ -32,6 +32,8 @@ from goldfish.report.formatting import NOTHING, listing, plural
 from goldfish.results import BY_KEY
 from goldfish.unlearning.optimization import ShardOption, plan_shards
 
+WIDTH = 120
+"""Of a line of text."""
 PAGE, PLOT, REMARKS = "README.md", "plot.svg", "remarks.md"
 ROWS = 12
 """A table shows at most about so many rows; the CSV has them all."""
@@ -223,7 +225,8 @@ def page(
 ) -> str:
     """Return the page, in Markdown: what was run, the claims, the numbers."""
     seeds = ", ".join(map(str, about.seeds))
-    lines = [f"# {preset.name}: {preset.title}", "", " ".join(preset.shows.split()), ""]
+    shows = textwrap.fill(preset.shows, WIDTH)
+    lines = [f"# {preset.name}: {preset.title}", "", shows, ""]
     if not about.complete:
         lines += ["**Not the preset as it stands: a smaller or changed run, and no result.**", ""]
     lines += [
@@ -349,6 +352,6 @@ def write_summary(folder: Path) -> Path:
         head = "| preset | claim | here | | seeds, finished |\n|---|---|---|---|---|\n"
         text += f"\n{head}" + "\n".join(rows) + "\n"
     if missing:
-        text += "\n" + textwrap.fill(f"Not run yet: {', '.join(missing)}.", 120) + "\n"
+        text += "\n" + textwrap.fill(f"Not run yet: {', '.join(missing)}.", WIDTH) + "\n"
     write_whole(folder / PAGE, text)
     return folder / PAGE
