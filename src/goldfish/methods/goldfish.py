@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from goldfish.errors import ConfigError
 from goldfish.methods.method import WARM_START, WEIGHTS, Method, Plan, federated_rounds
@@ -20,7 +21,7 @@ from goldfish.methods.steps import (
     teacher_of,
     transform_of,
 )
-from goldfish.training.fit import Fitted
+from goldfish.training.fit import Fitted, batch_sizes
 from goldfish.training.teacher import Teacher
 from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
@@ -79,7 +80,9 @@ def goldfish_step(task: Task[GoldfishSettings], client: Client, workspace: Works
     if task.training.shards > 1:
         return _retrain_sharded(task, client, workspace)
     student = task.arrays["model"]
-    params, fitted = _retrain(task, client, client.retained, client.removed, workspace, student)
+    params, fitted = train_student(
+        task, client, client.retained, client.removed, workspace, student
+    )
     return answer(task, params, len(client.retained), [fitted])
 
 
@@ -112,7 +115,9 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
 
     fits: list[Fitted] = []
     if settings.shard_retraining == "client":
-        params, fitted = _retrain(task, client, client.retained, client.removed, workspace, start)
+        params, fitted = train_student(
+            task, client, client.retained, client.removed, workspace, start
+        )
         fits.append(fitted)
         # Where nothing was hit the client's model moved as a whole, and all shards with it.
         models |= recover_shards(params, models, sizes, hit or list(sizes))
@@ -123,7 +128,7 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
             if untouched or not sizes[shard.index]:
                 continue
             begin = models[shard.index] if isolated and not first else start
-            models[shard.index], fitted = _retrain(
+            models[shard.index], fitted = train_student(
                 task, client, shard.retained, shard.removed, workspace, begin, shard.index
             )
             fits.append(fitted)
@@ -142,22 +147,32 @@ def _kept_models(client: Client, phase: str, shards: Sequence[Shard]) -> dict[in
     return models
 
 
-def _retrain(
-    task: Task[GoldfishSettings],
+def train_student(
+    task: Task[Any],
     client: Client,
     retained: Examples,
     removed: Examples | None,
     workspace: Workspace,
     start: Params,
     *purpose: int,
+    steps: int | None = None,
+    removed_passes: float = 1.0,
 ) -> tuple[Params, Fitted]:
+    """Train a student from ``start``; the task's settings are :class:`GoldfishSettings`.
+
+    ``purpose`` is the shard, if there are any. Instead of its local epochs it may take so many
+    ``steps`` with so many ``removed_passes``; of less than an epoch the teacher is asked batch by
+    batch, since it need not be asked of all samples.
+    """
     training, settings = task.training, task.settings
     student = workspace.load("student", start)
     transform = transform_of(training)
+    in_epoch = len(batch_sizes(len(retained), training.batch_size))
+    short = steps is not None and steps < in_epoch
     teacher = None
-    if settings.mu_d > 0:
+    if settings.mu_d > 0 and not short:
         teacher = teacher_of(task, client, workspace, "teacher", retained, transform, *purpose)
-    elif settings.local_stop:
+    elif settings.mu_d > 0 or settings.local_stop:
         teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
     fitted = retrain_student(
         student,
@@ -170,6 +185,8 @@ def _retrain(
         generator=task_generator(task, "batches", *purpose),
         removed_generator=task_generator(task, "removed", *purpose),
         transform=transform,
+        steps=steps,
+        removed_passes=removed_passes,
     )
     return student.params(), fitted
 

@@ -24,15 +24,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from goldfish.methods.goldfish import train_student
 from goldfish.methods.method import Method, Plan, ask, average
-from goldfish.methods.steps import (
-    answer,
-    check_asker,
-    nothing_to_learn,
-    task_generator,
-    teacher_of,
-    transform_of,
-)
+from goldfish.methods.steps import answer, check_asker, nothing_to_learn
 from goldfish.params import digest
 from goldfish.settings import (
     Count,
@@ -43,9 +37,8 @@ from goldfish.settings import (
     learning_rate_at,
 )
 from goldfish.training.fit import batch_sizes, predict
-from goldfish.training.teacher import Teacher
 from goldfish.types import Client, Constant, Params, Round, Step, Task, Update, Workspace
-from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
+from goldfish.unlearning.basic_model import GoldfishSettings
 
 FURTHER = 1 / 3
 """Length of a further turn of the sprint, as a share of the first."""
@@ -171,8 +164,8 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
     """Train on remaining and removed data; in a further turn, only where it is remembered."""
     check_asker(task, client)
     settings, training, retained = task.settings, task.training, client.retained
-    student = workspace.load("student", task.arrays["model"])
     if settings.unseen_losses and client.removed is not None:
+        student = workspace.load("student", task.arrays["model"])
         logits = predict(student.module, client.removed)
         if not remembers(logits, client.removed.labels.cpu(), settings.unseen_losses):
             return nothing_to_learn(task)
@@ -180,27 +173,17 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
         return nothing_to_learn(task)
     in_epoch = len(batch_sizes(len(retained), training.batch_size))
     steps = settings.steps or max(1, round(settings.epochs * in_epoch))
-    transform = transform_of(training)
-    teacher = None
-    if settings.mu_d > 0 and steps < in_epoch:  # of some samples it need not be asked
-        teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
-    elif settings.mu_d > 0:
-        teacher = teacher_of(task, client, workspace, "teacher", retained, transform)
-    fitted = retrain_student(
-        student,
-        teacher,
+    params, fitted = train_student(
+        task,
+        client,
         retained,
         client.removed,
-        settings,
-        training,
-        learning_rate=task.context.learning_rate,
-        generator=task_generator(task, "batches"),
-        removed_generator=task_generator(task, "removed"),
-        transform=transform,
+        workspace,
+        task.arrays["model"],
         steps=steps,
         removed_passes=settings.removed_passes,
     )
-    return answer(task, student.params(), len(retained), [fitted])
+    return answer(task, params, len(retained), [fitted])
 
 
 SPRINT = Step("sprint", sprint_step, SprintSettings)
