@@ -25,8 +25,8 @@ import safetensors.torch  # noqa: F401 (this and the next: once here, and not in
 import scipy.special  # noqa: F401
 
 from goldfish.experiments.scenario import Machine
+from goldfish.files import sha256_of
 from goldfish.params import digest
-from goldfish.project.folder import sha256_of
 from goldfish.project.project import Project
 from goldfish.store import load_checkpoint
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 from typing import IO
@@ -89,3 +90,9 @@ def claim(path: Path, instead: str = "choose another --out") -> IO[bytes]:
         lock.close()
         raise StoreError(f"{path} cannot be locked: {error}.") from error
     return lock
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

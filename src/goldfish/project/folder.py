@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -15,7 +14,7 @@ from typing import Any
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
 from goldfish.experiments.scenario import Machine
-from goldfish.files import claim, make_folder, sync_folder, write_whole
+from goldfish.files import claim, make_folder, sha256_of, sync_folder, write_whole
 from goldfish.methods.trained import MODEL, Trained
 from goldfish.project import FILE, find_project
 from goldfish.project.holdings import Holdings, load_holdings
@@ -172,12 +171,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

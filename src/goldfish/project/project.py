@@ -24,7 +24,7 @@ from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
 from goldfish.experiments.scenario import Machine
 from goldfish.federation import InProcess
-from goldfish.files import write_whole
+from goldfish.files import sha256_of, write_whole
 from goldfish.methods import (
     METHODS,
     Method,
@@ -39,7 +39,7 @@ from goldfish.methods import (
 from goldfish.methods.filing import file
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project.asking import Asked, Registry
-from goldfish.project.folder import ProjectFolder, private, remove, sha256_of
+from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.holdings import Holdings
 from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
 from goldfish.project.settings import AUTO, ProjectSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zipfile
 import zlib
@@ -14,6 +13,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from goldfish.errors import ConfigError, StoreError
+from goldfish.files import sha256_of
 from goldfish.project.chain import body_digest, chain_problems
 from goldfish.project.evidence import EVENTS, KEY, MANIFEST, SIGNATURE, Manifest, sha256
 from goldfish.project.ledger import Ledger
@@ -179,8 +179,7 @@ def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -
     if path is None or (model is None and not path.is_file()):
         return Check(what, "not checked", "Its file is not at hand: give it with --model.")
     try:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = sha256_of(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     if found == expected.sha256:
