@@ -15,9 +15,9 @@ from typing import Any
 
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, GoldfishError
-from goldfish.evaluation import Cost, round_cost
 from goldfish.federation import InProcess
 from goldfish.methods import METHODS, Method, Trained, method_named
+from goldfish.results import Cost
 from goldfish.settings import Settings, TrainingSettings
 from goldfish.types import (
     DeletionRequest,
@@ -31,6 +31,7 @@ from goldfish.workflow import (
     Unlearned,
     bind,
     refuse_training,
+    round_cost,
     run_phase,
     unlearning_plan,
 )

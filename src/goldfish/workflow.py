@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, DivergenceError, unknown
-from goldfish.evaluation import Cost, round_cost, score
+from goldfish.evaluation.scores import score
 from goldfish.methods import (
     Method,
     Plan,
@@ -34,6 +34,7 @@ from goldfish.methods import (
 from goldfish.methods.filing import file
 from goldfish.models import fresh_params
 from goldfish.params import all_finite
+from goldfish.results import Cost
 from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
 from goldfish.training.server_test import ServerTest, measured_samples
@@ -345,6 +346,27 @@ def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[
         kept = plan.federation.bytes_kept(plan.phase)
         yield FinishedRound(this, start, round_cost(this, seconds, kept, by_server))
         start = this.params
+
+
+def round_cost(
+    finished: Round, seconds: float, bytes_kept: int = 0, measured_samples: int = 0
+) -> Cost:
+    """Return what one finished round cost.
+
+    ``seconds``, ``bytes_kept`` and ``measured_samples`` are the caller's measurements; the rest is
+    what the clients that answered report.
+    """
+    reported = [update.metrics for update in finished.updates]
+    return Cost(
+        seconds=seconds,
+        steps=sum(int(metrics["steps"]) for metrics in reported),
+        samples=sum(int(metrics["samples"]) for metrics in reported),
+        bytes_sent=finished.bytes_sent,
+        bytes_kept=bytes_kept,
+        teacher_samples=sum(int(metrics.get("teacher_samples", 0)) for metrics in reported),
+        fisher_samples=sum(int(metrics.get("fisher_samples", 0)) for metrics in reported),
+        measured_samples=measured_samples,
+    )
 
 
 def bind(work: Callable[[Plan, S], Iterator[Round]], settings: S) -> Work:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from goldfish.errors import ConfigError, DataError, DivergenceError, GoldfishError
-from goldfish.evaluation import score
+from goldfish.evaluation.scores import score
 
 
 def test_scores_agree_with_a_loop() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from goldfish.errors import ConfigError, DataError, DivergenceError
-from goldfish.evaluation import backdoor_success
+from goldfish.evaluation.scores import backdoor_success
 
 
 def test_none_and_all() -> None:

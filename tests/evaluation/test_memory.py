@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from goldfish.errors import ConfigError, DivergenceError
-from goldfish.evaluation import class_matched
+from goldfish.evaluation.memory import class_matched
 
 
 def test_matching_agrees_with_drawing_a_partner_for_each_removed_sample() -> None:

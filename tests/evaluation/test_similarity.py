@@ -14,7 +14,7 @@ from scipy.stats import ttest_ind
 from torch import Tensor
 
 from goldfish.errors import ConfigError, DataError, DivergenceError
-from goldfish.evaluation import WelchTest, confidence, jsd, jsd_distance, l2, welch
+from goldfish.evaluation.similarity import WelchTest, confidence, jsd, jsd_distance, l2, welch
 
 NUMBERS = st.floats(-50, 50)
 no_deadline = settings(deadline=None)  # the first case also pays for torch to start

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from goldfish.evaluation import backdoor_success, class_matched, confidence, sample_losses, welch
+from goldfish.evaluation.memory import class_matched, sample_losses
+from goldfish.evaluation.scores import backdoor_success
+from goldfish.evaluation.similarity import confidence, welch
 from goldfish.experiments.config import load_config
 from goldfish.experiments.evaluator import Evaluator, removed_classes
 from goldfish.experiments.evidence import time_to_quality

@@ -9,19 +9,9 @@ import torch
 from scipy.stats import t
 from torch import Tensor, tensor
 
-from goldfish.evaluation import (
-    backdoor_success,
-    class_matched,
-    confidence,
-    jsd,
-    jsd_distance,
-    l2,
-    paired_p,
-    sample_hits,
-    sample_losses,
-    score,
-    welch,
-)
+from goldfish.evaluation.memory import class_matched, sample_hits, sample_losses
+from goldfish.evaluation.scores import backdoor_success, score
+from goldfish.evaluation.similarity import confidence, jsd, jsd_distance, l2, paired_p, welch
 from goldfish.results import Interval
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import DatasetExamples, TensorExamples
-from goldfish.evaluation import Cost
 from goldfish.params import digest
+from goldfish.results import Cost
 from goldfish.training.batches import reads_alike
 from goldfish.types import Client, DeletionRequest, Examples
 

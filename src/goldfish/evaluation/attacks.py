@@ -14,7 +14,7 @@ from torch import Tensor
 
 from goldfish.audits import Rate
 from goldfish.errors import ConfigError, DataError, DivergenceError
-from goldfish.evaluation._checks import checked_labels, checked_logits
+from goldfish.evaluation.scores import checked_labels, checked_logits
 
 LEAST_SPREAD = 1e-3
 """A fitted standard deviation is at least this: models of saturated outputs hardly differ."""

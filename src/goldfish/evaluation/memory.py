@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from goldfish.errors import ConfigError, DivergenceError
-from goldfish.evaluation._checks import checked_labels, checked_logits
+from goldfish.evaluation.scores import checked_labels, checked_logits
 from goldfish.results import Interval
 
 LEAST_UNSEEN = 2

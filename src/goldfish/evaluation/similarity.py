@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from goldfish.errors import ConfigError, DataError, DivergenceError
-from goldfish.evaluation._checks import checked_labels, checked_logits
+from goldfish.evaluation.scores import checked_labels, checked_logits
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from goldfish.data import TensorExamples, removal
-from goldfish.evaluation import (
-    Matched,
-    Scores,
-    backdoor_success,
-    class_matched,
-    sample_hits,
-    sample_losses,
-    score,
-)
+from goldfish.evaluation.memory import Matched, class_matched, sample_hits, sample_losses
+from goldfish.evaluation.scores import Scores, backdoor_success, score
 from goldfish.experiments.scenario import Scenario, select
 from goldfish.results import Final, Memory, TestImages
 from goldfish.training.fit import predict

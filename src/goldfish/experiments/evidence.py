@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from goldfish import results
-from goldfish.evaluation import confidence, jsd, jsd_distance, l2, welch
+from goldfish.evaluation.similarity import confidence, jsd, jsd_distance, l2, welch
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import Engine
 from goldfish.experiments.evaluator import Evaluator, removed_classes

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from goldfish.evaluation import paired_p
+from goldfish.evaluation.similarity import paired_p
 from goldfish.experiments.config import Config
 from goldfish.experiments.evidence import speed_up
 from goldfish.experiments.runner import run_experiment

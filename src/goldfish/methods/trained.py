@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import nn
 
 from goldfish.errors import ConfigError, StoreError
-from goldfish.evaluation import Cost, Scores
+from goldfish.evaluation.scores import Scores
 from goldfish.files import write_whole
-from goldfish.results import Part
+from goldfish.results import Cost, Part
 from goldfish.settings import TrainingSettings
 from goldfish.store import (
     Checkpoint,

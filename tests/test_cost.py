@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from goldfish.evaluation import Cost, round_cost
+from goldfish.results import Cost
 from goldfish.types import Failure, Round, Update
+from goldfish.workflow import round_cost
 
 
 def _update(client_id: str, steps: float, samples: float) -> Update:
