@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import goldfish
-
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
@@ -59,14 +57,6 @@ def test_commands_for_flower_say_what_to_install(command: list[str], tmp_path: P
     assert done.returncode == 1
     assert "pip install 'goldfish-fl[flower]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_public_name_is_there() -> None:
-    assert sorted(goldfish.__all__) == sorted(goldfish._HOMES)
-    for name in goldfish.__all__:
-        assert getattr(goldfish, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = goldfish.nonsense
 
 
 SHADOWS = ("numpy", "secrets", "click", "torch", "typer", "yaml")

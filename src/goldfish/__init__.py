@@ -29,28 +29,8 @@ if TYPE_CHECKING:
     from goldfish.types import Client, DeletionRequest
     from goldfish.workflow import Unlearned, train, unlearn
 
-_HOMES = {
-    "Client": "goldfish.types",
-    "ConfigError": "goldfish.errors",
-    "DataError": "goldfish.errors",
-    "DeletionRequest": "goldfish.types",
-    "DeploymentError": "goldfish.errors",
-    "DivergenceError": "goldfish.errors",
-    "GoldfishError": "goldfish.errors",
-    "InProcess": "goldfish.federation",
-    "METHODS": "goldfish.methods",
-    "Method": "goldfish.methods",
-    "NotHonoured": "goldfish.types",
-    "QuorumError": "goldfish.errors",
-    "StoreError": "goldfish.errors",
-    "Trained": "goldfish.methods",
-    "Unlearned": "goldfish.workflow",
-    "WireError": "goldfish.errors",
-    "load": "goldfish.methods",
-    "plan": "goldfish.planning",
-    "train": "goldfish.workflow",
-    "unlearn": "goldfish.workflow",
-}
+_HOMES = ("errors", "types", "federation", "methods", "workflow", "planning")
+"""The modules of the names below, in the order in which they import each other."""
 
 __all__ = [
     "METHODS",
@@ -77,8 +57,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in __all__:
+        homes = (importlib.import_module(f"goldfish.{home}") for home in _HOMES)
+        return next(getattr(home, name) for home in homes if hasattr(home, name))
     if not name.startswith("_") and importlib.util.find_spec(f"goldfish.{name}"):
         return importlib.import_module(f"goldfish.{name}")
     raise AttributeError(f"module 'goldfish' has no attribute {name!r}")

@@ -403,7 +403,7 @@ def flower_init(
 ) -> None:
     """Write a small app folder: what Flower loads, and a configuration to begin with."""
     _need_flower()
-    from goldfish.flower.folder import write_app
+    from goldfish.flower.app_folder import write_app
 
     for path in write_app(folder):
         console.print(path, highlight=False, markup=False, soft_wrap=True)

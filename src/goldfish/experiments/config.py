@@ -259,18 +259,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     tables = _Tables.parse(rest)
     names = {**dict.fromkeys(tables.unlearning.methods), **own}
     methods = {name: method_settings(name, own) for name in names}
-    return Config(
-        tables.seed,
-        tables.data,
-        tables.model,
-        tables.training,
-        tables.deletion,
-        tables.unlearning,
-        methods,
-        tables.engine,
-        tables.flower,
-        tables.evaluation,
-    )
+    return Config(methods=methods, **dict(tables))
 
 
 def split_methods(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

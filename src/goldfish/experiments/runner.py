@@ -48,68 +48,57 @@ def run_experiment(
     the models it then computes have the same bits as if it had not been stopped.
     """
     with ExitStack() as held:
-        yield from _experiment(config, out, machine, resume, engine, held)
-
-
-def _experiment(
-    config: Config,
-    out: Path,
-    machine: Machine,
-    resume: bool,
-    engine: EngineFactory,
-    held: ExitStack,
-) -> Iterator[Progress]:
-    run: RunDirectory | None = None
-    if resume and (out / CONFIG).exists():
-        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=True))
-    scenario = build_scenario(config, machine, out if run else None)
-    run_id = run_id_of(out)
-    federation = engine(scenario, machine, run_id)
-    trained = _checked(config, scenario, federation)
-    methods = {name: METHODS[name] for name in config.unlearning.methods}
-    if run is None:
-        run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=resume))
-    run.pin(
-        {
-            "run": run_id,
-            "client_threads": federation.threads,
-            "compiled": machine.compiled,
-            "deletion": scenario.digest,
+        run: RunDirectory | None = None
+        if resume and (out / CONFIG).exists():
+            run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=True))
+        scenario = build_scenario(config, machine, out if run else None)
+        run_id = run_id_of(out)
+        federation = engine(scenario, machine, run_id)
+        trained = _checked(config, scenario, federation)
+        methods = {name: METHODS[name] for name in config.unlearning.methods}
+        if run is None:
+            run = held.enter_context(RunDirectory.open(out, config.to_toml(), resume=resume))
+        run.pin(
+            {
+                "run": run_id,
+                "client_threads": federation.threads,
+                "compiled": machine.compiled,
+                "deletion": scenario.digest,
+            }
+        )
+        before = run.pin_machine(machine.facts, elsewhere=machine.elsewhere)
+        scenario.save(out)
+        _refuse_missing(scenario, run)
+        evaluator = Evaluator(scenario, machine.device, of_clients=config.evaluation.clients)
+        kept = {
+            name: method.kept_rounds(config.methods[name], config.training.rounds)
+            for name, method in methods.items()
         }
-    )
-    before = run.pin_machine(machine.facts, elsewhere=machine.elsewhere)
-    scenario.save(out)
-    _refuse_missing(scenario, run)
-    evaluator = Evaluator(scenario, machine.device, of_clients=config.evaluation.clients)
-    kept = {
-        name: method.kept_rounds(config.methods[name], config.training.rounds)
-        for name, method in methods.items()
-    }
-    history = KeptHistory(run, {index for rounds in kept.values() for index in rounds})
-    plan = training_plan(federation, config.training, config.seed, scenario.test)
-    origin = yield from recorded_phase(plan, original_training, run, evaluator, history=history)
-    outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
-    trained = replace(trained, params=origin.params, history=history)
-    for name in sorted(methods, key=lambda name: name != YARDSTICK):  # the yardstick goes first
-        method = methods[name]
-        try:
-            outcome = yield from _run_method(
-                config, scenario, method, trained, origin, run, evaluator
-            )
-            if name == YARDSTICK:
-                evaluator.compare_with(outcome.params)
-            own = sum(r.history_bytes for r in origin.records if r.round in kept[name])
-            outcomes[name] = replace(outcome, history_bytes=own)
-        except DivergenceError as error:
-            stages = range(1, len(scenario.stages) + 1)
-            records = _numbered([run.load(_phase_name(name, stage))[1] for stage in stages])
-            outcomes[name] = Diverged(str(error), records)
-            rounds = config.unlearning.rounds
-            yield Progress(phase=name, round=len(records), rounds=rounds, diverged=str(error))
-    where = environment(federation, machine, before)
-    result, samples = collect_evidence(config, scenario, outcomes, evaluator, where)
-    run.write_json("samples.json", samples.model_dump())
-    run.write_json(RESULT, result.model_dump())
+        history = KeptHistory(run, {index for rounds in kept.values() for index in rounds})
+        plan = training_plan(federation, config.training, config.seed, scenario.test)
+        origin = yield from recorded_phase(plan, original_training, run, evaluator, history=history)
+        outcomes: dict[str, Outcome | Diverged] = {ORIGIN: origin}
+        trained = replace(trained, params=origin.params, history=history)
+        for name in sorted(methods, key=lambda name: name != YARDSTICK):  # the yardstick goes first
+            method = methods[name]
+            try:
+                outcome = yield from _run_method(
+                    config, scenario, method, trained, origin, run, evaluator
+                )
+                if name == YARDSTICK:
+                    evaluator.compare_with(outcome.params)
+                own = sum(r.history_bytes for r in origin.records if r.round in kept[name])
+                outcomes[name] = replace(outcome, history_bytes=own)
+            except DivergenceError as error:
+                stages = range(1, len(scenario.stages) + 1)
+                records = _numbered([run.load(_phase_name(name, stage))[1] for stage in stages])
+                outcomes[name] = Diverged(str(error), records)
+                rounds = config.unlearning.rounds
+                yield Progress(phase=name, round=len(records), rounds=rounds, diverged=str(error))
+        where = environment(federation, machine, before)
+        result, samples = collect_evidence(config, scenario, outcomes, evaluator, where)
+        run.write_json("samples.json", samples.model_dump())
+        run.write_json(RESULT, result.model_dump())
 
 
 def _refuse_missing(scenario: Scenario, run: RunDirectory) -> None:

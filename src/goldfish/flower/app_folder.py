@@ -1,4 +1,7 @@
-"""The app folder that Flower takes: a ``pyproject.toml`` that names Goldfish's two apps."""
+"""The app folder that Flower takes: a ``pyproject.toml`` that names Goldfish's two apps.
+
+``goldfish flower init`` writes one to begin with, which has an experiment too.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ from pathlib import Path
 
 import tomli_w
 
+from goldfish.errors import StoreError
 from goldfish.files import write_whole
 from goldfish.types import Scalar
 from goldfish.version import __version__
 
+STARTER = Path(__file__).parent / "starter.toml"
+CONFIG = "config.toml"
 APP = """\
 # A Flower app that runs Goldfish. Goldfish itself is installed on the server and on every node, in
 # the same version; this folder only says what to run.
@@ -64,3 +70,12 @@ def write_app_folder(folder: Path, settings: Mapping[str, Scalar]) -> None:
     lines = {name: tomli_w.dumps({name: value}).strip() for name, value in values.items()}
     text = re.sub(r"\{([\w-]+)\}", lambda found: lines[found[1]], APP)
     write_whole(folder / "pyproject.toml", text)
+
+
+def write_app(folder: Path) -> list[Path]:
+    """Write the app folder and return its files; a folder that holds anything is refused."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise StoreError(f"{folder} exists and is not empty. Nothing was written: choose another.")
+    write_app_folder(folder, {"config": CONFIG})
+    write_whole(folder / CONFIG, STARTER.read_text())
+    return sorted(folder.iterdir())

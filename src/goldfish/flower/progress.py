@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from goldfish.errors import StoreError
@@ -60,12 +59,7 @@ class ProgressLog:
         self.write({"started": os.getpid(), "token": self._token})
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
         if error is None:
             self.write({"done": True})
         else:

@@ -8,8 +8,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -35,36 +34,21 @@ SECRET_BYTES = 32
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
-@dataclass(frozen=True)
 class Keys:
     """Where the files of a key folder lie. Each host gets only those that are its own."""
 
-    folder: Path
-
-    @property
-    def authority(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = folder / "ca.crt"
         """The certificate of the authority, which every host needs: it is no secret."""
-        return self.folder / "ca.crt"
-
-    @property
-    def authority_key(self) -> Path:
+        self.authority_key = folder / "ca.key"
         """Signs server certificates; belongs on no host of the federation."""
-        return self.folder / "ca.key"
-
-    @property
-    def server(self) -> Path:
+        self.server = folder / "server.crt"
         """The SuperLink's certificate."""
-        return self.folder / "server.crt"
-
-    @property
-    def server_key(self) -> Path:
+        self.server_key = folder / "server.key"
         """The SuperLink's private key."""
-        return self.folder / "server.key"
-
-    @property
-    def superexec_secret(self) -> Path:
+        self.superexec_secret = folder / "superexec.secret"
         """What the SuperLink's own superexec shows when it fetches work."""
-        return self.folder / "superexec.secret"
 
     def node_key(self, number: int) -> Path:
         """Return the private key of a node; nodes count from 1."""
@@ -118,13 +102,10 @@ def make_keys(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> Keys:
         raise StoreError(f"{folder} exists and is not empty. Nothing was written: choose another.")
     names = [_general_name(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    try:
+    with _written_to(folder, part):
         part.mkdir(mode=0o700, parents=True)
         _write_keys(Keys(part), nodes, names)
         _put(part, folder)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise StoreError(f"{folder} cannot be written: {error}.") from error
     return Keys(folder)
 
 
@@ -145,10 +126,10 @@ def _put(part: Path, folder: Path) -> None:
 def _write_keys(keys: Keys, nodes: int, names: Sequence[x509.GeneralName]) -> None:
     authority_key = ec.generate_private_key(ec.SECP384R1())
     authority = _authority(authority_key)
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    server = _server(server_key, names, authority.subject, authority_key)
     _write(keys.authority_key, _pem(authority_key), secret=True)
     _write(keys.authority, authority.public_bytes(Encoding.PEM))
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    server = _server(server_key, names, authority.subject, authority_key)
     _write(keys.server_key, _pem(server_key), secret=True)
     _write(keys.server, server.public_bytes(Encoding.PEM))
     _write(keys.superexec_secret, secrets.token_hex(SECRET_BYTES).encode(), secret=True)
@@ -183,7 +164,7 @@ def add_nodes(folder: Path, nodes: int) -> list[int]:
     keys = _existing(folder)
     first = max(keys.numbers, default=0) + 1
     numbers = list(range(first, first + nodes))
-    with _in_words(keys.folder):
+    with _written_to(keys.folder):
         for number in numbers:
             _write_node(keys, number)
     return numbers
@@ -211,19 +192,16 @@ def renew_keys(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     names = list(before.get_extension_for_class(x509.SubjectAlternativeName).value)
     names += [name for host in hosts if (name := _general_name(host)) not in names]
     part = keys.folder / f".{os.getpid()}.part"
-    with _in_words(keys.folder):
+    with _written_to(keys.folder, part):
         part.mkdir(mode=0o700)
-        try:
-            new = Keys(part)
-            key = ec.generate_private_key(ec.SECP384R1())
-            _write(new.server_key, _pem(key), secret=True)
-            server = _server(key, names, authority.subject, authority_key, end)
-            _write(new.server, server.public_bytes(Encoding.PEM))
-            for number in keys.numbers:
-                _write_runtime(new, number)
-            return sorted(path.replace(keys.folder / path.name) for path in part.iterdir())
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        new = Keys(part)
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write(new.server_key, _pem(key), secret=True)
+        server = _server(key, names, authority.subject, authority_key, end)
+        _write(new.server, server.public_bytes(Encoding.PEM))
+        for number in keys.numbers:
+            _write_runtime(new, number)
+        return sorted(path.replace(keys.folder / path.name) for path in part.iterdir())
 
 
 def remove_node(folder: Path, number: int) -> None:
@@ -232,7 +210,7 @@ def remove_node(folder: Path, number: int) -> None:
     if number not in keys.numbers:
         known = ", ".join(map(str, keys.numbers))
         raise ConfigError(f"{keys.folder} has no node {number}; its nodes are {known}.")
-    with _in_words(keys.folder):
+    with _written_to(keys.folder):
         for path in (
             keys.node_key(number),
             keys.runtime(number),
@@ -251,11 +229,15 @@ def _existing(folder: Path) -> Keys:
 
 
 @contextlib.contextmanager
-def _in_words(folder: Path) -> Iterator[None]:
+def _written_to(folder: Path, part: Path | None = None) -> Iterator[None]:
+    """Say in words that a folder cannot be written; ``part``, where files are made, goes then."""
     try:
         yield
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error}.") from error
+    finally:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def load_certificate(path: Path) -> x509.Certificate:
@@ -281,28 +263,25 @@ def check_server(keys: Keys) -> None:
         )
 
 
-def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def check_node_key(path: Path) -> None:
+    """Raise when a node's private key is not one that Flower takes."""
+    _private_key(path, load_ssh_private_key, "OpenSSH private key")
+
+
+def _private_key(
+    path: Path,
+    load: Callable[[bytes, None], object] = load_pem_private_key,
+    kind: str = "private key",
+) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StoreError(f"{path} is not a readable private key: {error}.") from error
+        raise StoreError(f"{path} is not a readable {kind}: {error}.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise StoreError(
             f"{path} is not an elliptic-curve key; 'goldfish flower keys new' makes one."
         )
     return key
-
-
-def check_node_key(path: Path) -> None:
-    """Raise when a node's private key is not one that Flower takes."""
-    try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise StoreError(f"{path} is not a readable OpenSSH private key: {error}.") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise StoreError(
-            f"{path} is not an elliptic-curve key; 'goldfish flower keys new' makes one."
-        )
 
 
 def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

@@ -19,7 +19,7 @@ from goldfish.errors import DeploymentError, StoreError
 
 
 @dataclass(frozen=True)
-class Node:
+class SuperNode:
     """A SuperNode as its SuperLink knows it."""
 
     id: int
@@ -35,12 +35,12 @@ class SuperLink:
     address: str
     authority: Path | None = None
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[SuperNode]:
         """Return all nodes that are or were members."""
         with self._client() as client:
             answer = client.ListNodes(ListNodesRequest())
         return [
-            Node(n.node_id, n.status, n.public_key)
+            SuperNode(n.node_id, n.status, n.public_key)
             for n in answer.nodes_info
             if n.status != "unregistered"
         ]

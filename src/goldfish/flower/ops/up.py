@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import tomli_w
@@ -87,12 +86,7 @@ class Deployment:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     @property
@@ -251,26 +245,20 @@ class Deployment:
         return [self.children[f"node-{number}"] for number in range(1, self.nodes + 1)]
 
     def _children(self) -> dict[str, Child]:
-        runtime = ["--runtime-api-address", self.superlink.address]
+        keys, address = self.keys, self.superlink.address
+        trusted = None if keys is None else (keys.authority, keys.superexec_secret)
         children = {
             "superlink": self._child("superlink", ["flower-superlink", *self._superlink_options()]),
-            "superexec": self._child(
-                "superexec", ["flower-superexec", *runtime, *self._superexec_options()]
-            ),
+            "superexec": self._child("superexec", _superexec(address, trusted)),
         }
         for number in range(1, self.nodes + 1):
+            name, home = f"node-{number}", self.node_folder(number) / "flwr"
             command = ["flower-supernode", *self._node_options(number)]
-            home = self.node_folder(number) / "flwr"
-            children[f"node-{number}"] = self._child(f"node-{number}", command, home)
-            if self.keys is not None:
-                name, address = f"node-{number}-superexec", f"{HOST}:{self._node_ports[number - 1]}"
-                command = ["flower-superexec", "--runtime-api-address", address]
-                command += _options(
-                    {
-                        "--root-certificates": self.keys.runtime(number),
-                        "--superexec-auth-secret-file": self.keys.runtime_secret(number),
-                    }
-                )
+            children[name] = self._child(name, command, home)
+            if keys is not None:
+                trusted = keys.runtime(number), keys.runtime_secret(number)
+                command = _superexec(f"{HOST}:{self._node_ports[number - 1]}", trusted)
+                name = f"{name}-superexec"
                 children[name] = self._child(name, command, home)
         return children
 
@@ -292,15 +280,6 @@ class Deployment:
             "--superexec-auth-secret-file": self.keys.superexec_secret,
         }
         return [*common, "--enable-supernode-auth", *_options(files)]
-
-    def _superexec_options(self) -> list[str]:
-        if self.keys is None:
-            return ["--insecure"]
-        files = {
-            "--root-certificates": self.keys.authority,
-            "--superexec-auth-secret-file": self.keys.superexec_secret,
-        }
-        return _options(files)
 
     def _node_options(self, number: int) -> list[str]:
         port = self._node_ports[number - 1]
@@ -341,6 +320,16 @@ def _locked(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _superexec(address: str, trusted: tuple[Path, Path] | None) -> list[str]:
+    """Return the command of a superexec; it trusts a certificate, and shows a secret."""
+    command = ["flower-superexec", "--runtime-api-address", address]
+    if trusted is None:
+        return [*command, "--insecure"]
+    certificate, secret = trusted
+    files = {"--root-certificates": certificate, "--superexec-auth-secret-file": secret}
+    return [*command, *_options(files)]
 
 
 def _options(files: Mapping[str, Path]) -> list[str]:
