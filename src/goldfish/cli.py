@@ -532,10 +532,10 @@ def flower_doctor(
 ) -> None:
     """Check an installation, and say of each problem what to do."""
     _need_flower()
-    from goldfish.flower.ops.doctor import Checkup, examine
+    from goldfish.flower.ops.doctor import examine
 
     healthy = True
-    for finding in examine(Checkup(state_dir, secure, superlink, tuple(port or ()))):
+    for finding in examine(state_dir, secure, superlink, port or ()):
         healthy &= finding.ok
         mark = "[green]ok[/]     " if finding.ok else "[red]problem[/]"
         console.print(f"{mark} {escape(f'{finding.check}: {finding.detail}')}", soft_wrap=True)

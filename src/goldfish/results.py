@@ -27,7 +27,7 @@ YARDSTICK = "retrain"
 Number: TypeAlias = int | float
 """A count; its mean over seeds need not be whole."""
 Finding: TypeAlias = Literal["remembers", "over-forgets", "alike"]
-Kind: TypeAlias = Literal["samples", "class", "client"]
+DeletionKind: TypeAlias = Literal["samples", "class", "client"]
 Unit: TypeAlias = Literal[
     "percent", "gap", "seconds", "bytes", "count", "factor", "probability", "number"
 ]
@@ -299,7 +299,7 @@ class LostRequest(Part):
     """A request that a method did not carry out: its data is still in the model."""
 
     client_id: str
-    kind: Kind
+    kind: DeletionKind
     reason: str
 
 
@@ -353,13 +353,13 @@ class Request(Part):
     """One deletion request."""
 
     client_id: str
-    kind: Kind
+    kind: DeletionKind
     samples: int | None = None
     """How many samples it names; None where only its client can tell."""
     class_label: int | None = None
 
 
-class Backdoor(Part):
+class Trigger(Part):
     """The trigger on removed samples."""
 
     target: int
@@ -378,7 +378,7 @@ class Deletion(Part):
     rate_percent: float | None = None
     removed_classes: list[int] = []
     """Classes that no remaining training sample has."""
-    backdoor: Backdoor | None = None
+    backdoor: Trigger | None = None
 
 
 class Environment(Part):

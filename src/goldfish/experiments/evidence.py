@@ -229,7 +229,7 @@ def _deletion(scenario: Scenario) -> results.Deletion:
         ],
         removed_classes=removed_classes(scenario),
         backdoor=backdoor
-        and results.Backdoor(target=backdoor.target, source=backdoor.source, size=backdoor.size),
+        and results.Trigger(target=backdoor.target, source=backdoor.source, size=backdoor.size),
         **known,
     )
 

@@ -50,31 +50,11 @@ class Operation:
     """The compiled code of a layer."""
 
     def __init__(self, layer: Layer, library: ctypes.CDLL) -> None:
-        self._shape = layer.shape
+        self.shape = layer.shape
         # ctypes lets other threads run Python meanwhile.
-        self._forward = library.forward
-        self._forward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 5)
-        self._backward = library.backward
-        self._backward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 7)
-
-    def forward(self, images: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the pooled images, and which pixel of each window was chosen."""
-        shape = (len(images), *self._shape)
-        outputs = torch.empty(shape, memory_format=torch.channels_last)
-        choices = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
-        _call(self._forward, images, weight, bias, outputs, choices)
-        return outputs, choices
-
-    def backward(
-        self, images: Tensor, weight: Tensor, choices: Tensor, gradients: Tensor, *, to_images: bool
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Return the gradients of images, if they are asked for, of weights and of biases."""
-        of_images = torch.empty_like(images) if to_images else None
-        of_weight = torch.empty_like(weight)
-        of_bias = weight.new_empty(len(weight))
-        results = (of_weight, of_bias, of_images)
-        _call(self._backward, images, weight, choices, gradients, *results)
-        return of_images, of_weight, of_bias
+        self.forward, self.backward = library.forward, library.backward
+        self.forward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 5)
+        self.backward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 7)
 
 
 def _call(function: Any, images: Tensor, *others: Tensor | None) -> None:
@@ -84,11 +64,16 @@ def _call(function: Any, images: Tensor, *others: Tensor | None) -> None:
 
 
 class _ConvPool(torch.autograd.Function):
+    """The pooled images; ``choices`` says which pixel of each window was the largest."""
+
     @staticmethod
     def forward(ctx: Any, operation: Operation, images: Tensor, *held: Tensor) -> Tensor:
         images = images.contiguous(memory_format=torch.channels_last)
         weight, bias = (t.contiguous() for t in held)
-        outputs, choices = operation.forward(images, weight, bias)
+        shape = (len(images), *operation.shape)
+        outputs = torch.empty(shape, memory_format=torch.channels_last)
+        choices = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+        _call(operation.forward, images, weight, bias, outputs, choices)
         ctx.operation = operation
         ctx.save_for_backward(images, weight, choices)
         return outputs
@@ -97,15 +82,16 @@ class _ConvPool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         images, weight, choices = ctx.saved_tensors
-        found = ctx.operation.backward(
-            # Hooks on saved tensors may have brought them back in another layout.
-            images.contiguous(memory_format=torch.channels_last),
-            weight.contiguous(),
-            choices.contiguous(memory_format=torch.channels_last),
-            gradients[0].contiguous(memory_format=torch.channels_last),
-            to_images=ctx.needs_input_grad[1],
+        # Hooks on saved tensors may have brought them back in another layout.
+        images, choices, gradient = (
+            t.contiguous(memory_format=torch.channels_last) for t in (images, choices, gradients[0])
         )
-        return None, *found
+        weight = weight.contiguous()
+        of_images = torch.empty_like(images) if ctx.needs_input_grad[1] else None
+        of_weight, of_bias = torch.empty_like(weight), weight.new_empty(len(weight))
+        results = (of_weight, of_bias, of_images)
+        _call(ctx.operation.backward, images, weight, choices, gradient, *results)
+        return None, of_images, of_weight, of_bias
 
 
 def conv_pool(images: Tensor, convolution: nn.Conv2d) -> Tensor | None:

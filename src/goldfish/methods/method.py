@@ -21,6 +21,7 @@ from goldfish.params import (
     weighted_mean,
 )
 from goldfish.randomness import generator
+from goldfish.results import DeletionKind
 from goldfish.settings import Settings, TrainingSettings, learning_rate_at
 from goldfish.training.server_test import ServerTest
 from goldfish.types import (
@@ -42,9 +43,8 @@ from goldfish.unlearning.extension import adaptive_weights
 
 Kind: TypeAlias = Literal["retraining", "update adjustment"]
 Guarantee: TypeAlias = Literal["exact", "approximate", "bounded"]
-Deletion: TypeAlias = Literal["samples", "class", "client"]
 
-ALL_DELETIONS: frozenset[Deletion] = frozenset({"samples", "class", "client"})
+ALL_DELETIONS: frozenset[DeletionKind] = frozenset({"samples", "class", "client"})
 
 ENDS_THE_RUN = ("DivergenceError", "ConfigError")
 """Errors of a client that asking again does not mend. One ends the phase when the engine knows it
@@ -151,7 +151,7 @@ class Method(Generic[S]):
     """The two kinds that the paper tells apart."""
     guarantee: Guarantee = "approximate"
     """Exact: the distribution of retraining. Bounded: within a stated distance of it."""
-    deletions: frozenset[Deletion] = ALL_DELETIONS
+    deletions: frozenset[DeletionKind] = ALL_DELETIONS
     """What it can remove; anything else is refused."""
     needs_askers: Callable[[Plan, S], bool] = lambda _plan, _settings: False
     """Whether it forgets through the clients that asked: without them it forgets nothing."""
@@ -193,7 +193,7 @@ def count_kept_models(method: Method[S], settings: S, clients: int, rounds: int)
     return updates_and_start * len(method.kept_rounds(settings, rounds))
 
 
-def deletion_kind(request: DeletionRequest) -> Deletion:
+def deletion_kind(request: DeletionRequest) -> DeletionKind:
     """Return what a request removes."""
     if request.sample_ids is not None:
         return "samples"

@@ -26,23 +26,14 @@ INK, GRID = "#f1f1f1", "#f2f2f2"
 LABEL = 20
 """A longer name is cut in a chart; the tables have it whole."""
 MARKERS = "osD^vPX*hp<>"
-PLACES = {
-    ORIGIN: 0,
-    "goldfish": 1,
-    YARDSTICK: 2,
-    "sisa": 3,
-    "incompetent-teacher": 4,
-    "retrain-tuned": 5,
-    "fed-eraser": 6,
-    "fed-recovery": 7,
-    "rapid-retrain": 8,
-    "goldfish-warm": 9,
-    "gradient-ascent": 10,
-    "goldfish-sprint": 11,
-}
-"""The known methods keep their colours in every report."""
-PALETTE_SIZE = 12
-"""How many colours ``page.css`` names: --m0 to --m11."""
+KNOWN = (
+    *(ORIGIN, "goldfish", YARDSTICK, "sisa", "incompetent-teacher", "retrain-tuned"),
+    *("fed-eraser", "fed-recovery", "rapid-retrain", "goldfish-warm", "gradient-ascent"),
+    "goldfish-sprint",
+)
+"""The methods that keep their colours in every report: ``page.css`` names one for each, --m0 on."""
+PALETTE_SIZE = len(KNOWN)
+PLACES = {name: place for place, name in enumerate(KNOWN)}
 MANY = 6
 """A chart of more lines than this has a panel for each, with the others pale behind it."""
 COLUMNS = 3
@@ -156,7 +147,7 @@ def charts(result: Result) -> Iterator[Chart]:
         of = f" ({count(images)} images)" if images else ""
         reference = None if origin is None else metric.of(origin)
         x = rounds_axis([at for line in lines for at in line.at])
-        y = fit(metric, _heights(lines, reference, LATE if first else 1.0))
+        y = value_axis(metric, _heights(lines, reference, LATE if first else 1.0))
         ends = metric.of(result.retrain)
         known = images > 0 and ends is not None and not result.seeds
         interval = wilson(ends, images) if known and ends is not None else None
@@ -239,7 +230,7 @@ def ordinal(place: int) -> str:
     return f"{place}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(place % 10, 'th')}"
 
 
-def fit(metric: Metric, values: Sequence[float]) -> Scale:
+def value_axis(metric: Metric, values: Sequence[float]) -> Scale:
     """Return the vertical axis of a metric that holds all of ``values``."""
     if metric.unit == "percent":
         low, high = limits([min(max(value, FULL[0]), FULL[1]) for value in values])
@@ -320,23 +311,32 @@ def colours(methods: Sequence[str]) -> dict[str, int]:
 
 def draw(chart: Chart | Strips, colour: Mapping[str, int]) -> str:
     """Draw a chart: its lines together or in panels, or its rows of dots."""
-    import matplotlib.style
-    from matplotlib.figure import Figure
 
-    salt = f"goldfish {chart.title} {chart.x.label}"
-    look = {"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 10.0}
-    with matplotlib.style.context(look, after_reset=True):
-        figure = Figure()
+    def paint(figure: Figure) -> None:
         if isinstance(chart, Strips):
             _draw_strips(figure, chart, colour)
         elif chart.panels:
             _draw_panels(figure, chart, colour)
         else:
             _draw_together(figure, chart, colour)
-        buffer = io.StringIO()
+
+    return _inline(svg(paint, f"{chart.title} {chart.x.label}", 10.0, transparent=True))
+
+
+def svg(
+    paint: Callable[[Figure], None], name: str, size: float, *, transparent: bool = False
+) -> str:
+    """Return what ``paint`` draws as SVG, the same bytes for the same figure and ``name``."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {name}", "font.size": size}
+    with matplotlib.style.context(look, after_reset=True):
+        figure, buffer = Figure(), io.StringIO()
+        paint(figure)
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
-        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    return _inline(buffer.getvalue())
+        figure.savefig(buffer, format="svg", transparent=transparent, metadata=nothing)
+    return buffer.getvalue()
 
 
 def _draw_together(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> None:

@@ -5,14 +5,13 @@ All is made from the values and facts that a reproduction left, and can be made 
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from goldfish.experiments.reproduce import (
     ABOUT,
@@ -28,9 +27,13 @@ from goldfish.experiments.reproduce import (
     preset_names,
 )
 from goldfish.files import write_whole
+from goldfish.report.charts import svg
 from goldfish.report.formatting import NOTHING, listing, plural
 from goldfish.results import BY_KEY
 from goldfish.unlearning.optimization import ShardOption, plan_shards
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTH = 120
 """Of a line of text."""
@@ -272,23 +275,18 @@ def title_of(metric: str) -> str:
 
 def plot(preset: Preset, numbers: Numbers) -> str:
     """Draw a panel a metric, a line a series, the paper's values dashed; return the SVG."""
-    import matplotlib.style
-    from matplotlib.figure import Figure
-
     metrics = [metric for metric in preset.metrics if metric != preset.error]
-    look = {"svg.fonttype": "none", "svg.hashsalt": f"goldfish {preset.name}", "font.size": 9.0}
-    with matplotlib.style.context(look, after_reset=True):
-        width = PANEL * len(metrics) + LEGEND
-        figure = Figure(figsize=(width, 3.8))
+    width = PANEL * len(metrics) + LEGEND
+
+    def paint(figure: Figure) -> None:
+        figure.set_size_inches(width, 3.8)
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         figure.subplots_adjust(0.6 / width, 0.14, 1 - LEGEND / width, 0.91, wspace=0.22)
         for axes, metric in zip(panels, metrics, strict=True):
             _draw(axes, preset, numbers, metric)
         figure.legend(*panels[0].get_legend_handles_labels(), loc="upper right")
-        buffer = io.StringIO()
-        nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    return buffer.getvalue()
+
+    return svg(paint, preset.name, 9.0)
 
 
 def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:

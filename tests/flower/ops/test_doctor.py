@@ -8,18 +8,20 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from goldfish.cli import app
 from goldfish.flower.ops import doctor, keys, processes
-from goldfish.flower.ops.doctor import Checkup, Finding, examine
+from goldfish.flower.ops.doctor import Finding, examine
 from goldfish.flower.ops.keys import Keys, make_keys
 
 
-def problems(what: Checkup) -> dict[str, str]:
-    return {finding.check: finding.detail for finding in examine(what) if not finding.ok}
+def problems(*what: Any, **more: Any) -> dict[str, str]:
+    found = examine(*what, **more)
+    return {finding.check: finding.detail for finding in found if not finding.ok}
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def made(tmp_path: Path) -> Keys:
 
 
 def test_a_sound_installation_is_told_so(made: Keys, tmp_path: Path) -> None:
-    found: list[Finding] = list(examine(Checkup(tmp_path / "new" / "state", made.folder)))
+    found: list[Finding] = list(examine(tmp_path / "new" / "state", made.folder))
     assert [f for f in found if not f.ok] == []
     assert {"flwr", "commands", "state-dir", "server key", "node-2.key", "key permissions"} <= {
         f.check for f in found
@@ -71,7 +73,7 @@ def test_a_spoiled_key_folder_is_noticed(
     made: Keys, tmp_path: Path, spoil: Callable[[Keys], None], check: str, words: str
 ) -> None:
     spoil(made)
-    assert re.search(words, problems(Checkup(tmp_path, made.folder))[check])
+    assert re.search(words, problems(tmp_path, made.folder)[check])
 
 
 class LateClock(datetime):
@@ -91,7 +93,7 @@ def test_an_old_certificate_is_noticed(
     monkeypatch.setattr(keys, "datetime", clock)
     monkeypatch.setattr(keys, "SERVER_DAYS", days)
     made = make_keys(tmp_path / "keys", 1)
-    found = problems(Checkup(tmp_path, made.folder))
+    found = problems(tmp_path, made.folder)
     assert list(found) == ["server.crt", "runtime-1.crt"]
     assert words in found["server.crt"]
 
@@ -101,11 +103,11 @@ def test_ports_and_superlink_are_tried(tmp_path: Path) -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = int(busy.getsockname()[1])
-        found = problems(Checkup(tmp_path, ports=(port,)))
+        found = problems(tmp_path, ports=(port,))
     assert found == {
         f"port {port}": "somebody listens on it. End that process, or choose another port."
     }
-    found = problems(Checkup(tmp_path, superlink=f"127.0.0.1:{port}", ports=(port,)))
+    found = problems(tmp_path, superlink=f"127.0.0.1:{port}", ports=(port,))
     assert list(found) == ["SuperLink"]
     assert "does not answer" in found["SuperLink"]
 
@@ -116,7 +118,7 @@ def test_missing_commands_and_another_flower_are_noticed(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "FLOWER", (1, 7))
-    found = problems(Checkup(tmp_path))
+    found = problems(tmp_path)
     assert set(found) == {"flwr", "commands"}
     assert "made for 1.7" in found["flwr"]
     assert all(name in found["commands"] for name in processes.EXECUTABLES)
@@ -127,7 +129,7 @@ def test_a_broken_flower_home_and_a_state_dir_that_is_a_file(
 ) -> None:
     (tmp_path / "config.toml").write_text("[superlink\n")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    found = problems(Checkup(tmp_path / "config.toml"))
+    found = problems(tmp_path / "config.toml")
     assert set(found) == {"FLWR_HOME", "state-dir"}
     assert "is not writable" in found["state-dir"]
 
@@ -144,9 +146,9 @@ def test_the_command_says_it_by_its_exit_status(made: Keys, tmp_path: Path) -> N
 def test_a_state_dir_that_others_can_look_into_is_noticed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
-    assert problems(Checkup(state)) == {}
+    assert problems(state) == {}
     state.chmod(0o750)
-    found = problems(Checkup(state))
+    found = problems(state)
     assert list(found) == ["state-dir permissions"]
     assert f"chmod 700 {state}" in found["state-dir permissions"]
 
@@ -162,7 +164,7 @@ def test_what_the_doctor_may_not_look_at_is_a_finding(
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", refuse)
-    found = problems(Checkup(tmp_path, made.folder))
+    found = problems(tmp_path, made.folder)
     assert set(found) == {"FLWR_HOME", "certificates"}
     for words in found.values():
         assert re.search(r"cannot be looked at: .*Permission denied.* Run the doctor as", words)

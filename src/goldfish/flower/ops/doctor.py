@@ -8,7 +8,7 @@ import stat
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -34,31 +34,27 @@ class Finding:
     """What was found or, for a problem, what is wrong and what to do."""
 
 
-@dataclass(frozen=True)
-class Checkup:
-    """What to look at beside the installation itself; None is left out."""
+def examine(
+    state_dir: Path,
+    keys: Path | None = None,
+    superlink: str | None = None,
+    ports: Sequence[int] = (),
+) -> Iterator[Finding]:
+    """Yield what is found of the installation and of this, one after the other.
 
-    state_dir: Path
-    keys: Path | None = None
-    superlink: str | None = None
-    """The address of a SuperLink that must answer; with ``keys`` over TLS."""
-    ports: tuple[int, ...] = ()
-
-
-def examine(what: Checkup) -> Iterator[Finding]:
-    """Yield the findings one after the other."""
+    ``superlink`` is the address of a SuperLink that must answer; with ``keys`` over TLS.
+    """
     yield _look("flwr", _flower_version)
     yield _look("commands", _commands)
     yield _look("FLWR_HOME", _flower_home)
-    yield _look("state-dir", partial(_state_dir, what.state_dir))
-    yield _look("state-dir permissions", partial(_state_permissions, what.state_dir))
-    for port in what.ports:
+    yield _look("state-dir", partial(_state_dir, state_dir))
+    yield _look("state-dir permissions", partial(_state_permissions, state_dir))
+    for port in ports:
         yield _look(f"port {port}", partial(_port, port))
-    if what.keys is not None:
-        yield from _examine_keys(Keys(what.keys))
-    if what.superlink is not None:
-        authority = None if what.keys is None else Keys(what.keys).authority
-        link = SuperLink(what.superlink, authority)
+    if keys is not None:
+        yield from _examine_keys(Keys(keys))
+    if superlink is not None:
+        link = SuperLink(superlink, None if keys is None else Keys(keys).authority)
         yield _look("SuperLink", partial(_superlink, link))
 
 
