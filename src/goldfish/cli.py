@@ -632,7 +632,7 @@ def _need_flower() -> None:
 
 
 def _print_result(out: Path) -> None:
-    from goldfish.report import headline, image_counts, not_honoured, short_table, write_report
+    from goldfish.report import headline, image_counts, short_table, unhonoured, write_report
     from goldfish.results import read_run
 
     result = read_run(out).result
@@ -645,7 +645,7 @@ def _print_result(out: Path) -> None:
         console.print(sentence, markup=False)
     console.print(f"Report: {page}", markup=False, soft_wrap=True)
     failed = [method.diverged for method in result.methods.values() if method.diverged]
-    failed += [sentence for name in result.methods for sentence in not_honoured(name, result)]
+    failed += [sentence for name in result.methods for sentence in unhonoured(name, result)]
     if failed:
         _print_error("\n".join(failed))
         sys.exit(1)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from goldfish.bench.child import ENGINE, _tree_bytes, argument, parse, run_whole
-from goldfish.bench.limits import step_flops
 from goldfish.bench.plain import in_its_process, plain_model
 from goldfish.bench.rounds import Workload, load_images
+from goldfish.bench.tables import step_flops
 from goldfish.errors import ConfigError
 from goldfish.training.batches import Batch
 from goldfish.training.fit import cross_entropy_objective

@@ -45,7 +45,7 @@ def write_cifar10_python(root: Path, protocol: int = 2) -> Path:
 def test_binary_batches_are_read_in_order(tmp_path: Path) -> None:
     write_cifar10_binary(tmp_path)
     data = load("cifar-10", tmp_path)
-    assert data.image_shape == (3, 32, 32)
+    assert data.train.images.shape[1:] == (3, 32, 32)
     assert data.train.labels.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
     assert data.test.labels.tolist() == [7]
     assert data.class_names[7] == "horse"

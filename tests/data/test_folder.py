@@ -31,7 +31,7 @@ def test_an_image_folder_has_sorted_classes_and_relative_ids(tmp_path: Path) -> 
     assert data.class_names == ("ant", "cat")
     assert list(data.train.ids) == ["ant/x.BMP", "cat/a.png", "cat/b.png"]
     assert data.train.labels.tolist() == [0, 1, 1]
-    assert data.image_shape == (1, 3, 4)
+    assert data.train.images.shape[1:] == (1, 3, 4)
     assert data.train.images[:, 0, 0, 0].tolist() == [30, 10, 20]
     assert list(data.test.ids) == ["cat/t.png"]
     assert data.test.labels.tolist() == [1]
@@ -41,7 +41,7 @@ def test_an_image_folder_has_sorted_classes_and_relative_ids(tmp_path: Path) -> 
 def test_one_colour_image_makes_all_of_them_rgb(tmp_path: Path) -> None:
     save(write_images(tmp_path) / "train" / "ant" / "y.png", (1, 2, 3))
     data = load("image-folder", path=tmp_path)
-    assert data.image_shape == (3, 3, 4)
+    assert data.train.images.shape[1:] == (3, 3, 4)
     pixel = {id_: data.train.images[i, :, 0, 0].tolist() for i, id_ in enumerate(data.train.ids)}
     assert pixel["ant/y.png"] == [1, 2, 3]
     assert pixel["cat/a.png"] == [10, 10, 10]
@@ -109,7 +109,7 @@ def test_npz_images_of_each_layout(
     content = arrays(shape)
     np.savez(tmp_path / "d.npz", **content)  # type: ignore[arg-type]
     data = load("npz", path=tmp_path / "d.npz")
-    assert data.image_shape == expected
+    assert data.train.images.shape[1:] == expected
     assert data.num_classes == 3
     assert data.train.labels.tolist() == [0, 2, 1]
     x = content["x_train"]
@@ -123,7 +123,7 @@ def test_npz_images_of_each_layout(
 def test_npz_floats_become_float32_and_are_not_normalised(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", **arrays((7,), "float64"))  # type: ignore[arg-type]
     data = load("npz", path=tmp_path / "d.npz")
-    assert data.image_shape == (7,)
+    assert data.train.images.shape[1:] == (7,)
     assert data.train.images.dtype == torch.float32
     assert data.train.mean is None
     inputs, _ = data.train.batch(torch.tensor([1]))

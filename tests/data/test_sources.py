@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from goldfish.data import DATASETS, FORMATS, available, digits, load
+from goldfish.data import DATASETS, FORMATS, available, load, readers
 from goldfish.errors import ConfigError, DataError
 
 
@@ -32,7 +32,7 @@ def write_mnist(root: Path, name: str = "mnist") -> Path:
 def test_idx_files_are_read_gzipped_or_not(tmp_path: Path, name: str) -> None:
     write_mnist(tmp_path, name)
     data = load(name, tmp_path)
-    assert data.image_shape == (1, 2, 2)
+    assert data.train.images.shape[1:] == (1, 2, 2)
     assert data.train.images[1].flatten().tolist() == [4, 5, 6, 7]
     assert data.train.labels.tolist() == [5, 0, 9]
     assert data.test.labels.tolist() == [1, 2]
@@ -107,7 +107,7 @@ def test_path_belongs_to_own_data_only(tmp_path: Path) -> None:
 
 def test_digits_are_a_fixed_stratified_split() -> None:
     data = load("digits")
-    assert data.image_shape == (1, 28, 28)
+    assert data.train.images.shape[1:] == (1, 28, 28)
     assert data.train.images.dtype == torch.uint8
     assert data.train.images.max() == 255
     assert (len(data.train), len(data.test)) == (1438, 359)
@@ -134,7 +134,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    table = digits._table().numpy()
+    table = readers._digits_table().numpy()
     assert (table[:, :-1] == pixels).all()
     assert (table[:, -1] == labels).all()
 

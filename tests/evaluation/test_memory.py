@@ -34,8 +34,8 @@ def test_proportions_do_not_matter() -> None:
         unseen_labels,
     )
     assert found is not None
-    assert found.low < 0 < found.high
-    assert abs(found.difference) < 0.2
+    assert found.difference.low < 0 < found.difference.high
+    assert abs(found.difference.value) < 0.2
 
 
 @pytest.mark.parametrize("count", [3, 20, 100])
@@ -53,7 +53,7 @@ def test_unseen_samples_pass_as_unseen(count: int) -> None:
         labels = torch.randint(3, (400,), generator=generator)
         found = class_matched(losses[:count], labels[:count], losses[count:], labels[count:])
         assert found is not None
-        told += found.low > 0 or found.high < 0
+        told += found.difference.low > 0 or found.difference.high < 0
     assert told <= 10
 
 
@@ -64,7 +64,7 @@ def test_more_samples_narrow_the_interval() -> None:
     for count in (1, 10, 100):
         found = class_matched(losses[:count], labels[:count], losses[100:], labels[100:])
         assert found is not None
-        widths.append(found.high - found.low)
+        widths.append(found.difference.high - found.difference.low)
     assert widths[0] > 2 * widths[1] > 4 * widths[2]
 
 

@@ -82,8 +82,8 @@ def test_models_are_compared_on_the_same_samples() -> None:
 
 
 def test_confidence_asks_for_a_class_of_the_model() -> None:
-    with pytest.raises(DataError, match="from 3 to 3"):
-        confidence(torch.zeros(2, 3), 3)
+    with pytest.raises(DataError, match="from 0 to 3"):
+        confidence(torch.zeros(2, 3), torch.tensor([3, 0]))
     with pytest.raises(ConfigError, match="one label for each of 2 samples"):
         confidence(torch.zeros(2, 3), torch.zeros(3))
 

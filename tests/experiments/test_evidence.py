@@ -113,7 +113,7 @@ def test_a_round_measures_only_what_has_been_asked_for(tmp_path: Path) -> None:
         measured = evaluator.measure(params, asked)
         assert expected is not None
         assert measured.memory is not None
-        assert measured.memory_gap == pytest.approx(expected.difference)
+        assert measured.memory_gap == pytest.approx(expected.difference.value)
         counts.append(measured.memory.removed)
     assert counts[0] == 72 < counts[1] < counts[2] == len(removed)
     assert evaluator.measure(params).memory == measured.memory

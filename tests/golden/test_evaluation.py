@@ -81,7 +81,7 @@ def test_l2() -> None:
 def test_confidence() -> None:
     """The softmax entry itself: column 1 of both rows, then columns 0 and 2."""
     logits = logits_of([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])
-    assert confidence(logits, 1).tolist() == pytest.approx([0.3, 0.2])
+    assert confidence(logits, torch.tensor([1, 1])).tolist() == pytest.approx([0.3, 0.2])
     assert confidence(logits, tensor([0, 2])).tolist() == pytest.approx([0.5, 0.7])
 
 
@@ -143,9 +143,9 @@ def test_class_matched() -> None:
     assert found is not None
     assert found.removed_mean == pytest.approx(0.2)
     assert found.unseen_mean == pytest.approx(11 / 15)
-    assert found.difference == pytest.approx(8 / 15)
-    assert found.high - found.difference == pytest.approx(0.745242, abs=1e-5)
-    assert found.difference - found.low == pytest.approx(0.745242, abs=1e-5)
+    assert found.difference.value == pytest.approx(8 / 15)
+    assert found.difference.high - found.difference.value == pytest.approx(0.745242, abs=1e-5)
+    assert found.difference.value - found.difference.low == pytest.approx(0.745242, abs=1e-5)
     assert (found.removed, found.unseen, found.left_out) == (3, 4, 0)
 
 
@@ -160,8 +160,8 @@ def test_class_matched_takes_the_spread_of_unseen_samples_where_it_is_larger() -
     )
     assert found is not None
     assert (found.removed, found.unseen, found.left_out) == (2, 3, 1)
-    assert found.difference == pytest.approx(1)
-    assert found.high == pytest.approx(1 + 3.92776, abs=1e-4)
+    assert found.difference.value == pytest.approx(1)
+    assert found.difference.high == pytest.approx(1 + 3.92776, abs=1e-4)
 
 
 def test_gaps_of_two_models_are_compared_sample_by_sample() -> None:
@@ -179,9 +179,11 @@ def test_gaps_of_two_models_are_compared_sample_by_sample() -> None:
     paired = class_matched(mine - theirs, one, mine_unseen - theirs_unseen, one)
     assert alone is not None
     assert paired is not None
-    assert alone.high - alone.difference == pytest.approx(12.7062 * math.sqrt(0.32), abs=1e-3)
-    assert paired.difference == pytest.approx(0.2)
-    assert paired.low == pytest.approx(0.2, abs=1e-6)
+    assert alone.difference.high - alone.difference.value == pytest.approx(
+        12.7062 * math.sqrt(0.32), abs=1e-3
+    )
+    assert paired.difference.value == pytest.approx(0.2)
+    assert paired.difference.low == pytest.approx(0.2, abs=1e-6)
 
 
 @pytest.mark.parametrize(

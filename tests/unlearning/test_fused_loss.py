@@ -12,32 +12,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from goldfish.training.batches import Batch
+from goldfish.training.sgd import Loss
 from goldfish.unlearning.basic_model import GoldfishSettings, goldfish_losses
-from goldfish.unlearning.fused_loss import Terms, fused_losses, implements
+from goldfish.unlearning.fused_loss import fused_losses, implements
 from goldfish.unlearning.loss_function import HARD_LOSSES, RemovedTermName
 
 
-def obvious(
-    logits: Tensor,
-    labels: Tensor,
-    removed: Tensor,
-    teacher: Tensor,
-    terms: Terms,
-    hard_loss: str = "cross-entropy",
-    removed_term: RemovedTermName = "capped",
-) -> tuple[Tensor, Tensor]:
-    own = GoldfishSettings(
-        hard_loss=hard_loss,
-        removed_term=removed_term,
-        removed_weight=terms.removed_weight,
-        mu_c=terms.mu_c,
-        mu_d=terms.mu_d,
-        square_scaling=terms.square_scaling,
-    )
+def made(
+    logits: Tensor, labels: Tensor, removed: Tensor, teacher: Tensor, temperature: float | Tensor
+) -> Batch:
     kept = len(labels)
-    batch = Batch(logits[:kept], labels, teacher, (logits[kept:], removed), terms.temperature)
-    loss = goldfish_losses(batch, logits[:kept], logits[kept:], own)
-    return loss.total, loss.risk
+    return Batch(logits[:kept], labels, teacher, (logits[kept:], removed), temperature)
+
+
+def obvious(logits: Tensor, batch: Batch, own: GoldfishSettings) -> Loss:
+    kept = len(batch.labels)
+    return goldfish_losses(batch, logits[:kept], logits[kept:], own)
 
 
 @settings(max_examples=200, deadline=None)
@@ -78,14 +68,16 @@ def test_losses_and_gradient_are_those_of_the_loss_module(
     labels = torch.randint(0, classes, (kept,), generator=generator)
     removed = torch.randint(0, classes, (lost,), generator=generator)
     heat = torch.tensor(temperature, dtype=torch.float64) if as_tensor else temperature
-    terms = Terms(removed_weight, mu_c, mu_d, heat, square)
+    own = GoldfishSettings(
+        removed_weight=removed_weight, mu_c=mu_c, mu_d=mu_d, square_scaling=square
+    )
+    batch = made(logits, labels, removed, teacher, heat)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    total, risk = fused_losses(ours, labels, removed, teacher, terms)
-    expected, expected_risk = obvious(theirs, labels, removed, teacher, terms)
-    assert total.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
-    assert risk.item() == pytest.approx(expected_risk.item(), rel=1e-9, abs=1e-9)
-    (2 * total).backward()
-    (2 * expected).backward()
+    found, expected = fused_losses(ours, batch, own), obvious(theirs, batch, own)
+    assert found.total.item() == pytest.approx(expected.total.item(), rel=1e-9, abs=1e-9)
+    assert found.risk.item() == pytest.approx(expected.risk.item(), rel=1e-9, abs=1e-9)
+    (2 * found.total).backward()
+    (2 * expected.total).backward()
     assert ours.grad is not None
     assert theirs.grad is not None
     assert torch.allclose(ours.grad, theirs.grad, rtol=1e-7, atol=1e-9)
@@ -100,11 +92,11 @@ def test_it_takes_what_it_implements_and_nothing_else(
     logits = torch.randn(9, 4, generator=generator, dtype=torch.float64) * 4
     teacher = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     labels, removed = torch.tensor([0, 1, 2, 3, 0]), torch.tensor([1, 2, 3, 0])
-    terms = Terms(1.0, 0.25, 1.0, 3.0, False)
-    total, _ = fused_losses(logits, labels, removed, teacher, terms)
-    expected, _ = obvious(logits, labels, removed, teacher, terms, hard_loss, removed_term)
-    equal = total.item() == pytest.approx(expected.item(), rel=1e-9)
-    assert equal == implements(hard_loss, removed_term)
+    own = GoldfishSettings(hard_loss=hard_loss, removed_term=removed_term)
+    batch = made(logits, labels, removed, teacher, 3.0)
+    expected = obvious(logits, batch, own).total.item()
+    equal = fused_losses(logits, batch, own).total.item() == pytest.approx(expected, rel=1e-9)
+    assert equal == implements(own)
 
 
 def test_by_hand() -> None:
@@ -119,13 +111,11 @@ def test_by_hand() -> None:
     derivative by z_0 is p_0 p_1 = 3/16, by z_1 its negative: (7/16, -7/16).
     """
     logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], requires_grad=True)
-    terms = Terms(1.0, 1.0, 1.0, 2.0, False)
-    total, risk = fused_losses(
-        logits, torch.tensor([0]), torch.tensor([0]), torch.zeros(1, 2), terms
-    )
-    total.backward()
-    assert total.item() == pytest.approx(math.log(3) + 0.25)
-    assert risk.item() == pytest.approx(2 * math.log(2))
+    batch = made(logits, torch.tensor([0]), torch.tensor([0]), torch.zeros(1, 2), 2.0)
+    loss = fused_losses(logits, batch, GoldfishSettings(mu_c=1.0))
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(math.log(3) + 0.25)
+    assert loss.risk.item() == pytest.approx(2 * math.log(2))
     assert logits.grad is not None
     assert logits.grad[0].tolist() == pytest.approx([-0.5, 0.5])
     assert logits.grad[1].tolist() == pytest.approx([7 / 16, -7 / 16])

@@ -1,17 +1,23 @@
-"""All of ``goldfish bench``: what is measured in which order, and the rows of its table."""
+"""All of ``goldfish bench``: what is measured in which order, and the rows of its table.
+
+What the machine can do at best is measured too: a large matrix product, and a large copy.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Generator
+import statistics
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from goldfish.bench.child import ENGINE, FLOWER, ROUNDS, Whole, run_whole
-from goldfish.bench.limits import measure_limits, step_flops
 from goldfish.bench.plain import in_its_process
 from goldfish.bench.rounds import (
     BATCH,
@@ -22,8 +28,13 @@ from goldfish.bench.rounds import (
     measure_unlearning,
 )
 from goldfish.data import TensorExamples
+from goldfish.settings import Precision
 from goldfish.training.batches import Batch
 from goldfish.training.fit import cross_entropy_objective
+from goldfish.training.sgd import Objective
+
+REPETITIONS = 5
+"""How often a limit of the machine is measured."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +116,17 @@ def _unlearning_rows(unlearning: dict[str, Measured], engine: float) -> list[Row
 
 
 def _limit_rows(work: Workload, data: TensorExamples, rate: float) -> list[Row]:
-    limits = measure_limits(work.device, work.precision)
+    most_flops, most_bytes = measure_limits(work.device, work.precision)
     model = work.factory()().to(work.device)
     inputs, labels = data.batch(torch.arange(BATCH))
     flops = step_flops(model, cross_entropy_objective, Batch(inputs, labels)) / BATCH
     return [
-        Row("large copy", f"{limits.bytes_copied / 1e9:,.1f} GB/s"),
-        Row("large matrix product", f"{limits.flops / 1e12:,.3f} TFLOP/s"),
+        Row("large copy", f"{most_bytes / 1e9:,.1f} GB/s"),
+        Row("large matrix product", f"{most_flops / 1e12:,.3f} TFLOP/s"),
         Row(
             "training, fastest",
             f"{flops * rate / 1e12:,.3f} TFLOP/s",
-            flops * rate / limits.flops,
+            flops * rate / most_flops,
             "of the matrix product",
         ),
     ]
@@ -153,3 +164,40 @@ def _whole_rows(work: Workload) -> Generator[str, None, list[Row]]:
 def _whole_row(name: str, whole: Whole) -> Row:
     memory = "" if whole.peak is None else f", peak memory {whole.peak / 2**30:.2f} GiB"
     return Row(f"{ROUNDS} rounds with start-up: {name}", f"{whole.seconds:.1f} s{memory}")
+
+
+def measure_limits(device: str, precision: Precision) -> tuple[float, float]:
+    """Return the operations a second of a large matrix product and the bytes a second of a copy.
+
+    With all cores, or on the GPU, in the arithmetic of the training; a byte is read and written.
+    """
+    gpu = device == "cuda"
+    side = 8192 if gpu else 2048
+    numbers = torch.randn(side, side, device=device)
+    if precision == "bf16":
+        numbers = numbers.bfloat16()
+    source = torch.empty((2**30 if gpu else 2**28) // 4, device=device)
+    target = torch.empty_like(source)
+    product = _fastest(lambda: numbers @ numbers, gpu)
+    copy = _fastest(lambda: target.copy_(source), gpu)
+    return 2 * side**3 / product, 2 * source.numel() * 4 / copy
+
+
+def step_flops(model: nn.Module, objective: Objective, batch: Batch) -> int:
+    """Count the floating-point operations of a forward and a backward pass on a batch."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        objective(model, batch).total.backward()
+    return int(counter.get_total_flops())
+
+
+def _fastest(work: Callable[[], Tensor], gpu: bool) -> float:
+    """Return the median seconds of a call."""
+    taken = []
+    for _ in range(REPETITIONS + 1):
+        begin = time.perf_counter()
+        work()
+        if gpu:
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[1:])

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from goldfish.data.examples import TensorExamples
-from goldfish.errors import ConfigError, DataError, unknown
+from goldfish.errors import ConfigError, DataError
 
-Corner: TypeAlias = Literal["bottom-right", "bottom-left", "top-right", "top-left"]
+BRIGHTEST = 255
 
 
 @dataclass(frozen=True)
 class Backdoor:
-    """A visible square in a corner of the image that stands for the attacker's class."""
+    """A white square, bottom right in the image, that stands for the attacker's class."""
 
     target: int
     """The class that the attacker wants triggered images to get."""
@@ -24,10 +23,6 @@ class Backdoor:
     """Attack images of this class only (the paper's variant); None attacks all but the target."""
     size: int = 3
     """Side of the square, in pixels."""
-    value: int = 255
-    """Brightness of the square, 0 to 255, in all channels."""
-    corner: Corner = "bottom-right"
-    """Where the square sits."""
 
     def __post_init__(self) -> None:
         if self.target < 0:
@@ -39,12 +34,6 @@ class Backdoor:
             )
         if self.size < 1:
             raise ConfigError(f"A backdoor's size is at least 1 pixel, not {self.size}.")
-        if not 0 <= self.value <= 255:
-            raise ConfigError(f"A backdoor's value is a brightness of 0 to 255, not {self.value}.")
-        corners = get_args(Corner)
-        if self.corner not in corners:
-            hint = f"Choose one of {', '.join(corners)}."
-            raise ConfigError(unknown("corner", self.corner, corners, hint))
 
     def eligible(self, labels: Tensor) -> Tensor:
         """Return a mask of the samples that this backdoor attacks, by their true labels."""
@@ -63,9 +52,7 @@ class Backdoor:
                 f"A backdoor of {self.size} pixels does not fit into images of {height}x{width}."
             )
         stamped = images.clone()
-        rows = slice(None, self.size) if "top" in self.corner else slice(-self.size, None)
-        columns = slice(None, self.size) if "left" in self.corner else slice(-self.size, None)
-        stamped[:, :, rows, columns] = self.value
+        stamped[:, :, -self.size :, -self.size :] = BRIGHTEST
         return stamped
 
 
@@ -127,7 +114,7 @@ def _visibly_stamped(images: Tensor, backdoor: Backdoor) -> Tensor:
     stamped = backdoor.stamp(images)
     if torch.equal(stamped, images):
         raise DataError(
-            f"The trigger changes no pixel: all images have the value {backdoor.value} in their "
-            f"{backdoor.corner} corner already. Choose another value or corner."
+            "The trigger changes no pixel: all images are white there already, bottom right. "
+            "Choose a larger one."
         )
     return stamped

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from goldfish.data import cifar, digits, folder, idx
+from goldfish.data import folder
 from goldfish.data.folder import RawSplit
+from goldfish.data.readers import read_cifar_binary, read_cifar_pickle, read_digits, read_idx
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _idx(folder: str, url: str, *md5: str) -> Published:
         for split in ("train", "t10k")
         for content in ("images-idx3", "labels-idx1")
     )
-    layout = Layout(folder, (names[:2],), (names[2:],), idx.read)
+    layout = Layout(folder, (names[:2],), (names[2:],), read_idx)
     return Published(url, dict(zip(names, md5, strict=True)), (layout,))
 
 
@@ -109,7 +110,7 @@ _DIGITS = tuple("0123456789")
 
 DATASETS: dict[str, Dataset] = {
     "digits": Dataset(
-        Installed("scikit-learn", digits.read), mean=(0.3057,), std=(0.3248,), classes=_DIGITS
+        Installed("scikit-learn", read_digits), mean=(0.3057,), std=(0.3248,), classes=_DIGITS
     ),
     "mnist": Dataset(
         _idx(
@@ -149,13 +150,13 @@ DATASETS: dict[str, Dataset] = {
                     "cifar-10-batches-bin",
                     tuple((f"data_batch_{number}.bin",) for number in range(1, 6)),
                     (("test_batch.bin",),),
-                    partial(cifar.read_binary, label_bytes=1),
+                    partial(read_cifar_binary, label_bytes=1),
                 ),
                 Layout(
                     "cifar-10-batches-py",
                     tuple((f"data_batch_{number}",) for number in range(1, 6)),
                     (("test_batch",),),
-                    partial(cifar.read_pickle, labels_key="labels"),
+                    partial(read_cifar_pickle, labels_key="labels"),
                 ),
             ),
         ),
@@ -175,13 +176,13 @@ DATASETS: dict[str, Dataset] = {
                     "cifar-100-binary",
                     (("train.bin",),),
                     (("test.bin",),),
-                    partial(cifar.read_binary, label_bytes=2),
+                    partial(read_cifar_binary, label_bytes=2),
                 ),
                 Layout(
                     "cifar-100-python",
                     (("train",),),
                     (("test",),),
-                    partial(cifar.read_pickle, labels_key="fine_labels"),
+                    partial(read_cifar_pickle, labels_key="fine_labels"),
                 ),
             ),
         ),

@@ -30,11 +30,6 @@ class LabelledData:
     num_classes: int
     class_names: tuple[str, ...]
 
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        """Shape of one input: ``(C, H, W)`` for images."""
-        return tuple(self.train.images.shape[1:])
-
 
 @dataclass(frozen=True)
 class Availability:

@@ -23,22 +23,14 @@ class Matched:
 
     removed_mean: float
     unseen_mean: float
-    difference: float
+    difference: Interval
     """Unseen minus removed: of losses the memory gap, above 0 where the model remembers."""
-    low: float
-    high: float
-    """The 95 % interval of the difference."""
     removed: int
     """How many removed samples were compared."""
     unseen: int
     """With how many unseen ones."""
     left_out: int
     """Removed samples whose class has fewer than two unseen samples."""
-
-    @property
-    def interval(self) -> Interval:
-        """The difference with its interval."""
-        return Interval(value=self.difference, low=self.low, high=self.high)
 
 
 def sample_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -95,9 +87,7 @@ def class_matched(
     return Matched(
         removed_mean=ours.mean().item(),
         unseen_mean=ours.mean().item() + difference,
-        difference=difference,
-        low=difference - half,
-        high=difference + half,
+        difference=Interval(value=difference, low=difference - half, high=difference + half),
         removed=len(ours),
         unseen=count,
         left_out=len(removed) - len(ours),

@@ -53,10 +53,9 @@ def l2(p_logits: Tensor, q_logits: Tensor) -> float:
     return distance.mean().item()
 
 
-def confidence(logits: Tensor, label: int | Tensor) -> Tensor:
-    """Return each sample's softmax probability in ``label``: one for all, or one a sample."""
+def confidence(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return each sample's softmax probability in its label."""
     logits = checked_logits(logits)
-    labels = torch.full((len(logits),), label) if isinstance(label, int) else label
     labels = checked_labels(labels, *logits.shape)
     return logits.softmax(dim=1).gather(1, labels.unsqueeze(1)).squeeze(1)
 

@@ -141,8 +141,8 @@ class Evaluator:
             return None
         apart = base and matched(losses.removed - base.removed, losses.unseen - base.unseen)
         return Memory(
-            gap=gap.interval,
-            to_retrain=apart and apart.interval,
+            gap=gap.difference,
+            to_retrain=apart and apart.difference,
             removed=gap.removed,
             unseen=gap.unseen,
             left_out=gap.left_out,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -31,8 +32,14 @@ _NATIVE_PREDICTING = 1
 _LARGE = 1e30
 """Far below the largest float32: see :func:`_stays_finite`."""
 
-_POOLING = (2, 2, 0, 1, False, False)
-"""What ``nn.MaxPool2d(2)`` does."""
+_pooling = attrgetter(
+    *("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+)
+"""What a max-pooling does."""
+
+_hooks = attrgetter(
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+)
 
 
 class BlockedFeatures(nn.Sequential):
@@ -139,30 +146,13 @@ def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
     kinds = (nn.Conv2d, nn.ReLU, nn.MaxPool2d)
     convolutions = []
     for place, layer in enumerate(layers):
-        hooks = (
-            layer._forward_hooks,
-            layer._forward_pre_hooks,
-            layer._backward_hooks,
-            layer._backward_pre_hooks,
-        )
-        if type(layer) is not kinds[place % 3] or any(hooks):
+        if type(layer) is not kinds[place % 3] or any(_hooks(layer)):
             return None
         if isinstance(layer, nn.Conv2d):
             if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
                 return None
             convolutions.append(layer)
-        elif (
-            isinstance(layer, nn.MaxPool2d)
-            and (
-                layer.kernel_size,
-                layer.stride,
-                layer.padding,
-                layer.dilation,
-                layer.ceil_mode,
-                layer.return_indices,
-            )
-            != _POOLING
-        ):
+        elif isinstance(layer, nn.MaxPool2d) and _pooling(layer) != _pooling(nn.MaxPool2d(2)):
             return None
     return convolutions
 

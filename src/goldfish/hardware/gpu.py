@@ -125,7 +125,7 @@ class DeviceRows:
         for name, t in copies.items():
             self._alike.setdefault(t.dtype, []).append(name)
 
-    def fit(self, params: Params) -> bool:
+    def fits(self, params: Params) -> bool:
         """Tell whether the parameters have the names, shapes and types of the module's."""
         return shapes_of(params) == self._copies.shapes
 

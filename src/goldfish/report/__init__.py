@@ -8,16 +8,16 @@ from __future__ import annotations
 from goldfish.report.audit import audit_counts, audit_table, quick_table
 from goldfish.report.page import write_report
 from goldfish.report.summary import short_table
-from goldfish.report.verdict import headline, image_counts, not_honoured, verdicts
+from goldfish.report.verdict import headline, image_counts, unhonoured, verdicts
 
 __all__ = [
     "audit_counts",
     "audit_table",
     "headline",
     "image_counts",
-    "not_honoured",
     "quick_table",
     "short_table",
+    "unhonoured",
     "verdicts",
     "write_report",
 ]

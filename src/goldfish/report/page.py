@@ -25,8 +25,8 @@ from goldfish.report.verdict import (
     exceeding,
     headline,
     image_counts,
-    not_honoured,
     removed_class_name,
+    unhonoured,
 )
 from goldfish.results import ACCURACY, METRICS, ORIGIN, YARDSTICK, Result, Run, read_run
 
@@ -261,7 +261,7 @@ def notes(result: Result) -> list[tuple[str, str]]:
         for name, method in result.methods.items()
         for text in (
             *([f"diverged: {method.diverged}"] if method.diverged else ()),
-            *not_honoured(name, result),
+            *unhonoured(name, result),
             *exceeding(name, result),
             *method.notes,
         )

@@ -123,7 +123,7 @@ def verdicts(result: Result) -> dict[str, Verdict]:
     return {name: _judge(name, result) for name in result.methods if name != ORIGIN}
 
 
-def not_honoured(name: str, result: Result) -> list[str]:
+def unhonoured(name: str, result: Result) -> list[str]:
     """Say which requests a method did not carry out."""
     return [
         f"Not honoured by {name}: the request of {lost.client_id} to remove {KINDS[lost.kind]} "
@@ -173,7 +173,7 @@ def _judge(name: str, result: Result) -> Verdict:
         return verdict
     clients = dict.fromkeys(lost.client_id for lost in method.not_honoured)
     title = f"Not honoured: the request of {listing(list(clients))}"
-    sentences = [*not_honoured(name, result), *verdict.sentences]
+    sentences = [*unhonoured(name, result), *verdict.sentences]
     return Verdict("kept", title, "not honoured", sentences)
 
 
@@ -599,7 +599,7 @@ def _others(name: str, judged: Mapping[str, Verdict], result: Result) -> Iterato
     others = [key for key in result.methods if key not in (ORIGIN, name)]
     told: dict[str, list[str]] = {}
     for key in others:
-        yield from not_honoured(key, result)
+        yield from unhonoured(key, result)
         if key != YARDSTICK:
             told.setdefault(judged[key].short, []).append(key)
     if told:

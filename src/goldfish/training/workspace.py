@@ -73,7 +73,7 @@ class LoadedModel:
 
     def load(self, params: Params) -> None:
         """Replace all weights and buffers, on a GPU all of them at once."""
-        if self._rows is not None and self._rows.fit(params):
+        if self._rows is not None and self._rows.fits(params):
             self._rows.load(params)
         else:
             self.module.load_state_dict(dict(params))  # converts, or says what does not fit

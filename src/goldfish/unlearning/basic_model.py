@@ -26,7 +26,7 @@ from goldfish.training.workspace import LoadedModel
 from goldfish.types import Examples
 from goldfish.unlearning.batch_norm import statistics_of_first
 from goldfish.unlearning.extension import adaptive_temperature
-from goldfish.unlearning.fused_loss import Terms, fused_losses, implements
+from goldfish.unlearning.fused_loss import fused_losses, implements
 from goldfish.unlearning.loss_function import (
     RemovedTermName,
     confusion_loss,
@@ -172,19 +172,10 @@ class GoldfishObjective:
             batch.inputs.is_cuda
             and batch.removed is not None
             and batch.teacher_logits is not None
-            and implements(settings.hard_loss, settings.removed_term)
+            and implements(settings)
         ):
-            terms = Terms(
-                settings.removed_weight,
-                settings.mu_c,
-                settings.mu_d,
-                batch.temperature,
-                settings.square_scaling,
-            )
             both = joint_logits(student, batch.inputs, batch.removed[0])
-            return Loss(
-                *fused_losses(both, batch.labels, batch.removed[1], batch.teacher_logits, terms)
-            )
+            return fused_losses(both, batch, settings)
         logits, removed_logits = student_logits(student, batch)
         return goldfish_losses(batch, logits, removed_logits, settings)
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from goldfish.errors import DeploymentError
 
@@ -97,22 +96,19 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self._begin = output.tell()
-            self.process = self._popen(output, inherited)
-
-    def _popen(self, output: IO[bytes], inherited: Sequence[int]) -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(  # noqa: S603
-                self.command,
-                env=dict(self.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=inherited,
-                preexec_fn=end_as_usual,
-            )
-        except OSError as error:
-            raise DeploymentError(f"{self.name} cannot be started: {error}.") from error
+            try:
+                self.process = subprocess.Popen(  # noqa: S603
+                    self.command,
+                    env=dict(self.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=inherited,
+                    preexec_fn=end_as_usual,
+                )
+            except OSError as error:
+                raise DeploymentError(f"{self.name} cannot be started: {error}.") from error
 
     @property
     def pid(self) -> int:
@@ -154,8 +150,8 @@ class Child:
         self.process.wait()
 
 
-def stop(children: Iterable[Child], grace: float = GRACE_SECONDS) -> None:
-    """Ask processes to end, all at once; kill what is left of their groups after ``grace``.
+def stop(children: Iterable[Child]) -> None:
+    """Ask processes to end, all at once; kill what is left of their groups some time later.
 
     Whoever does not want to wait may interrupt it: then they are killed at once.
     """
@@ -165,7 +161,7 @@ def stop(children: Iterable[Child], grace: float = GRACE_SECONDS) -> None:
             if child.running:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGTERM)
-        end = time.monotonic() + grace
+        end = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < end and any(child.running for child in asked):
             time.sleep(0.05)
     finally:

@@ -151,13 +151,13 @@ class Deployment:
         self._note_processes()
         return child
 
-    def wait_online(self, seconds: float = START_SECONDS) -> None:
+    def wait_online(self) -> None:
         """Wait until all nodes are online.
 
         A SuperLink takes a node that was killed for online until its heartbeat is overdue, and
         turns the same key away until then: such a node is started again.
         """
-        end = time.monotonic() + seconds
+        end = time.monotonic() + START_SECONDS
         while missing := self._offline():
             waiting = time.monotonic() < end
             for child in missing:
@@ -168,8 +168,8 @@ class Deployment:
                 self.start_child(child.name)
             if not waiting:
                 raise DeploymentError(
-                    f"{', '.join(child.name for child in missing)}: not online after {seconds:g} "
-                    f"seconds. The logs are in {self.logs}."
+                    f"{', '.join(child.name for child in missing)}: not online after "
+                    f"{START_SECONDS:g} seconds. The logs are in {self.logs}."
                 )
             time.sleep(0.5)
 

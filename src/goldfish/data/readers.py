@@ -1,26 +1,109 @@
-"""CIFAR-10 and CIFAR-100, in the publisher's binary and in its Python (pickle) layout."""
+"""Readers of the published datasets: scikit-learn's digits, IDX files, and CIFAR in two layouts."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import pickle
+import zlib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from goldfish.data.folder import RawSplit
 from goldfish.errors import DataError
+from goldfish.randomness import generator
 
+_BRIGHTEST_DIGIT = 16  # scikit-learn's pixels run from 0 to 16
+_TEST_SHARE = 0.2
+_IDX_BYTES = 0x08  # an IDX file of unsigned bytes
 _SHAPE = (-1, 3, 32, 32)
 _PIXELS = 3 * 32 * 32
 
 
-def read_binary(path: Path, label_bytes: int) -> tuple[Tensor, Tensor]:
-    """Return images (uint8, ``[N, 3, 32, 32]``) and labels (int64) of a binary batch.
+def read_digits() -> tuple[RawSplit, RawSplit]:
+    """Return scikit-learn's 1797 digits, enlarged to MNIST's size: a training and a test split.
+
+    They are always the same; ids are scikit-learn's order.
+    """
+    table = _digits_table()
+    small = table[:, :-1].float().view(-1, 1, 8, 8) / _BRIGHTEST_DIGIT
+    large = nn.functional.interpolate(small, size=(28, 28), mode="bilinear")
+    images = (large * 255).round().to(torch.uint8)
+    labels = table[:, -1].long()
+    is_test = torch.zeros(len(labels), dtype=torch.bool)
+    draw = generator(0, "digits split")
+    for digit in range(10):
+        positions = (labels == digit).nonzero().flatten()
+        shuffled = positions[torch.randperm(len(positions), generator=draw)]
+        is_test[shuffled[: round(len(positions) * _TEST_SHARE)]] = True
+    train, test = (
+        RawSplit(images[mask], labels[mask], tuple(map(str, mask.nonzero().flatten().tolist())))
+        for mask in (~is_test, is_test)
+    )
+    return train, test
+
+
+def _digits_table() -> Tensor:
+    """Return one row an image: 64 pixels and the label.
+
+    It is what ``load_digits`` reads; scikit-learn itself is not imported, which takes longer than
+    training on it does, in every process.
+    """
+    package = find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise DataError("scikit-learn, which has the digits, is not installed: install it.")
+    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    with gzip.open(path, "rt") as lines:
+        return torch.from_numpy(np.loadtxt(lines, delimiter=","))
+
+
+def read_idx(image_path: Path, label_path: Path) -> tuple[Tensor, Tensor]:
+    """Return the images (uint8, ``[N, 1, H, W]``) and the labels (int64) of two IDX files.
+
+    MNIST and Fashion-MNIST are of this kind; the files may be gzipped.
+    """
+    images, labels = _idx_tensor(image_path, dimensions=3), _idx_tensor(label_path, dimensions=1)
+    if len(images) != len(labels):
+        raise DataError(
+            f"{image_path} has {len(images)} images but {label_path} has {len(labels)} labels."
+        )
+    return images.unsqueeze(1), labels.long()
+
+
+def _idx_tensor(path: Path, dimensions: int) -> Tensor:
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}).") from error
+    header = 4 + 4 * dimensions
+    magic = bytes([0, 0, _IDX_BYTES, dimensions])
+    if content[:4] != magic:
+        raise DataError(
+            f"{path}: wrong magic number {content[:4].hex()}, {magic.hex()} was expected; this is "
+            f"not an IDX file of {dimensions} dimensions."
+        )
+    if len(content) < header:
+        raise DataError(f"{path}: truncated within its header.")
+    shape = tuple(np.frombuffer(content, dtype=">u4", count=dimensions, offset=4).tolist())
+    size = int(np.prod(shape, dtype=np.int64))
+    if len(content) != header + size:
+        raise DataError(
+            f"{path}: {len(content) - header} bytes of data, {size} were announced; the file is "
+            "truncated or damaged."
+        )
+    values = np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+    return torch.from_numpy(values.copy())
+
+
+def read_cifar_binary(path: Path, label_bytes: int) -> tuple[Tensor, Tensor]:
+    """Return images (uint8, ``[N, 3, 32, 32]``) and labels (int64) of a binary CIFAR batch.
 
     A record is ``label_bytes`` bytes, of which the last is the label, and then the pixels.
     """
@@ -38,8 +121,8 @@ def read_binary(path: Path, label_bytes: int) -> tuple[Tensor, Tensor]:
     return records[:, label_bytes:].reshape(_SHAPE), records[:, label_bytes - 1].long()
 
 
-def read_pickle(path: Path, labels_key: str) -> tuple[Tensor, Tensor]:
-    """Return images and labels, as above, of a pickled batch, which has the labels under a key."""
+def read_cifar_pickle(path: Path, labels_key: str) -> tuple[Tensor, Tensor]:
+    """Return images and labels, as above, of a pickled one, with the labels under a key."""
     content = _load_pickle(path)
     pixels, labels = content.get("data"), content.get(labels_key)
     if not isinstance(pixels, _Array) or not isinstance(labels, list):
