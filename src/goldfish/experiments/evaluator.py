@@ -26,7 +26,8 @@ class Evaluator:
         self._scenario = scenario
         self.device = device
         self._workspace = LocalWorkspace(scenario.model, device)
-        self.clean_removed = _without_trigger(scenario)
+        removed = scenario.removed
+        self.clean_removed = None if removed is None else chosen(removed, scenario.plain)
         """The removed samples that carry no trigger, if there are any to be seen here."""
         self._removed_labels = torch.empty(0, dtype=torch.long)
         if self.clean_removed is not None:
@@ -157,11 +158,6 @@ class _Losses:
 
     removed: Tensor
     unseen: Tensor
-
-
-def _without_trigger(scenario: Scenario) -> TensorExamples | None:
-    """Return the removed samples that carry no trigger, if there are any to be seen here."""
-    return None if scenario.removed is None else chosen(scenario.removed, scenario.plain)
 
 
 def chosen(examples: TensorExamples, mask: Tensor) -> TensorExamples | None:

@@ -438,7 +438,8 @@ class _Chooser:
         if not asked:
             raise ConfigError("deletion: all that is named is asked for already.")
         self._asked.update(self.held(asked))
-        whole = [r.client_id for r in asked if self._asked.issuperset(self._of(r.client_id))]
+        held = self._partition.clients
+        whole = [r.client_id for r in asked if self._asked.issuperset(held[r.client_id])]
         self._left.update(whole)
         return [DeletionRequest(r.client_id) if r.client_id in whole else r for r in asked]
 
@@ -448,9 +449,6 @@ class _Chooser:
             return []
         busy = {request.client_id for request in first}
         return self._filed(self._at_rate(rate, None, lambda client_id: client_id not in busy))
-
-    def _of(self, client_id: str) -> tuple[str, ...]:
-        return self._partition.clients[client_id]
 
     def held(self, requests: Sequence[DeletionRequest]) -> dict[str, str]:
         """Return the ids of all samples that the requests name, and the client that holds each."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from pydantic import ValidationError
 from torch import Tensor
@@ -206,10 +207,8 @@ def _one_round(
     """Yield the round in which ``clients`` train, unless it is done already."""
     if plan.last is not None:
         return
-    starts = {
-        client_id: join([_initial(plan, client_id, shard) for shard in range(layout.shards)])
-        for client_id in clients
-    }
+    fresh = partial(fresh_params, plan.federation.model, plan.seed, "sisa")
+    starts = {c: join([fresh(c, shard) for shard in range(layout.shards)]) for c in clients}
     asked = ask(
         plan, SISA_STEP, 1, plan.fresh, layout, clients=clients, starts=starts, may_be_empty=True
     )
@@ -223,10 +222,6 @@ def _one_round(
     owners = {client_id: len(models) for client_id, models in ordered.items()}
     memo = {"layout": layout.model_dump(mode="json"), "owners": owners}
     yield replace(asked, params=ensemble, final=True, memo=memo)
-
-
-def _initial(plan: Plan, client_id: str, shard: int) -> Params:
-    return fresh_params(plan.federation.model, plan.seed, "sisa", client_id, shard)
 
 
 def _trained(plan: Plan, settings: SisaSettings) -> tuple[SisaLayout, dict[str, list[Params]]]:
