@@ -245,16 +245,9 @@ def bench(
         model, sizes, samples, place, precision.value, epochs, turns, compile_, data_dir
     )
     console.print(f"{machine_in_words(place)}. {model}, batches of 100.", highlight=False)
-    steps = measure(work)
     with console.status("loading") as status:
-        while True:
-            try:
-                status.update(next(steps))
-            except StopIteration as stop:
-                rows = stop.value
-                break
-    cells = (map(escape, row.cells()) for row in rows)
-    print_table(("what", "measured", "ratio"), cells)
+        rows = measure(work, status.update)
+    print_table(("what", "measured", "ratio"), (map(escape, row) for row in rows))
 
 
 @app.command()

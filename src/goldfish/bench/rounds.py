@@ -8,10 +8,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,6 +30,9 @@ BATCH = 100
 RATE = 0.01
 CLASSES = 10
 UNLEARNING_ROUNDS = 3
+
+Tell: TypeAlias = Callable[[str], object]
+"""Is told what was done."""
 
 MNIST_MODELS = ("lenet5",)
 """Models that are measured on MNIST; the others on CIFAR-10."""
@@ -154,9 +157,9 @@ class Bench:
 
 
 def measure_training(
-    work: Workload, data: TensorExamples, plain: Callable[[], float]
-) -> Iterator[tuple[str, dict[str, Measured]]]:
-    """Yield, after each turn, what it was and the images a second of all candidates so far.
+    work: Workload, data: TensorExamples, plain: Callable[[], float], tell: Tell
+) -> dict[str, Measured]:
+    """Return the images a second of all candidates.
 
     ``plain`` takes a turn of the plain loop and returns its images a second.
     """
@@ -168,18 +171,17 @@ def measure_training(
         benches[name] = Bench(work, data, clients)
         benches[name].train()
         measured[name] = Measured(preparation=time.perf_counter() - begin)
-        yield f"{name}: warm-up", measured
+        tell(f"{name}: warm-up")
     for turn in range(1, work.turns + 1):
         for name, bench in benches.items():
             measured["plain loop"].turns.append(plain())
             measured[name].turns.append(bench.rate())
-            yield f"{name}: turn {turn}", measured
+            tell(f"{name}: turn {turn}")
+    return measured
 
 
-def measure_unlearning(
-    work: Workload, data: TensorExamples
-) -> Iterator[tuple[str, dict[str, Measured]]]:
-    """Yield the seconds of first and of later rounds of both methods, and Goldfish's rate.
+def measure_unlearning(work: Workload, data: TensorExamples, tell: Tell) -> dict[str, Measured]:
+    """Return the seconds of first and of later rounds of both methods, and Goldfish's rate.
 
     Seconds: one client removes a quarter of its samples. Rate: all clients remove a class.
     """
@@ -191,7 +193,8 @@ def measure_unlearning(
             first, *later = bench.unlearning(trained, method, bench.samples_of_one_client())
             measured[f"{method}: first round"].turns.append(first.seconds)
             measured[f"{method}: later round"].turns.extend(cost.seconds for cost in later)
-            yield f"{method}: turn {turn}", measured
+            tell(f"{method}: turn {turn}")
         _, *later = bench.unlearning(trained, "goldfish", bench.a_class_of_all())
         measured["goldfish: rate"].turns.extend(cost.samples / cost.seconds for cost in later)
-        yield f"complete Goldfish step: turn {turn}", measured
+        tell(f"complete Goldfish step: turn {turn}")
+    return measured

@@ -9,9 +9,9 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from goldfish.bench.plain import in_its_process
 from goldfish.bench.rounds import (
     BATCH,
     Measured,
+    Tell,
     Workload,
     load_images,
     measure_training,
@@ -37,19 +38,12 @@ REPETITIONS = 5
 """How often a limit of the machine is measured."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: what it is, its value in words, and what it is compared with."""
+Row: TypeAlias = tuple[str, str, str]
+"""A line of the table: what it is, its value in words, and how it compares."""
 
-    name: str
-    value: str
-    ratio: float | None = None
-    to: str = ""
 
-    def cells(self) -> tuple[str, str, str]:
-        """Return the line as text."""
-        compared = "" if self.ratio is None else f"{self.ratio:.2f} {self.to}".strip()
-        return self.name, self.value, compared
+def _row(name: str, value: str, ratio: float | None = None, to: str = "") -> Row:
+    return name, value, "" if ratio is None else f"{ratio:.2f} {to}"
 
 
 def machine_in_words(device: str) -> str:
@@ -66,25 +60,22 @@ def flower_can_simulate() -> bool:
     return find_spec("flwr") is not None and find_spec("ray") is not None
 
 
-def bench(work: Workload) -> Generator[str, None, list[Row]]:
-    """Yield what is being done; return the rows."""
+def bench(work: Workload, tell: Tell) -> list[Row]:
+    """Return the rows; ``tell`` is told what is being done."""
     data, what = load_images(work)
-    yield what
-    training: dict[str, Measured] = {}
+    tell(what)
     with in_its_process(work) as plain:
-        for done, training in measure_training(work, data, plain):  # noqa: B007
-            yield done
-    rows = _training_rows(training)
-    unlearning: dict[str, Measured] = {}
-    for done, unlearning in measure_unlearning(work, data):  # noqa: B007
-        yield done
+        training = measure_training(work, data, plain, tell)
     engine = training[f"engine, {work.clients[0]} clients"].median
-    rows += _unlearning_rows(unlearning, engine)
-    yield "a large matrix product and a large copy"
-    rows += _limit_rows(work, data, max(m.median for m in training.values()))
-    if work.device == "cpu":
-        rows += yield from _whole_rows(work)
-    return rows
+    unlearning = measure_unlearning(work, data, tell)
+    tell("a large matrix product and a large copy")
+    fastest = max(measured.median for measured in training.values())
+    rows = [
+        *_training_rows(training),
+        *_unlearning_rows(unlearning, engine),
+        *_limit_rows(work, data, fastest),
+    ]
+    return [*rows, *_whole_rows(work, tell)] if work.device == "cpu" else rows
 
 
 def _training_rows(training: dict[str, Measured]) -> list[Row]:
@@ -93,9 +84,9 @@ def _training_rows(training: dict[str, Measured]) -> list[Row]:
     for name, measured in training.items():
         low, high = min(measured.turns), max(measured.turns)
         value = f"{measured.median:,.0f} images/s ({low:,.0f} to {high:,.0f})"
-        rows.append(Row(name, value, measured.median / plain, "of the plain loop"))
+        rows.append(_row(name, value, measured.median / plain, "of the plain loop"))
     longest = max(m.preparation for m in training.values())
-    rows.append(Row("before the first turn, at most", f"{longest:.1f} s"))
+    rows.append(_row("before the first turn, at most", f"{longest:.1f} s"))
     return rows
 
 
@@ -107,11 +98,11 @@ def _unlearning_rows(unlearning: dict[str, Measured], engine: float) -> list[Row
     retrain, goldfish = (a + 9 * b for a, b in zip(first, later, strict=True))
     rate = unlearning["goldfish: rate"].median
     return [
-        Row("a round of retrain, after the first", f"{later[0]:.2f} s"),
-        Row("a round of goldfish", f"{later[1]:.2f} s", later[1] / later[0], "of retrain's"),
-        Row("ten rounds of retrain", f"{retrain:.1f} s"),
-        Row("ten rounds of goldfish", f"{goldfish:.1f} s", goldfish / retrain, "of retrain's"),
-        Row("complete Goldfish step", f"{rate:,.0f} images/s", rate / engine, "of training"),
+        _row("a round of retrain, after the first", f"{later[0]:.2f} s"),
+        _row("a round of goldfish", f"{later[1]:.2f} s", later[1] / later[0], "of retrain's"),
+        _row("ten rounds of retrain", f"{retrain:.1f} s"),
+        _row("ten rounds of goldfish", f"{goldfish:.1f} s", goldfish / retrain, "of retrain's"),
+        _row("complete Goldfish step", f"{rate:,.0f} images/s", rate / engine, "of training"),
     ]
 
 
@@ -121,9 +112,9 @@ def _limit_rows(work: Workload, data: TensorExamples, rate: float) -> list[Row]:
     inputs, labels = data.batch(torch.arange(BATCH))
     flops = step_flops(model, cross_entropy_objective, Batch(inputs, labels)) / BATCH
     return [
-        Row("large copy", f"{most_bytes / 1e9:,.1f} GB/s"),
-        Row("large matrix product", f"{most_flops / 1e12:,.3f} TFLOP/s"),
-        Row(
+        _row("large copy", f"{most_bytes / 1e9:,.1f} GB/s"),
+        _row("large matrix product", f"{most_flops / 1e12:,.3f} TFLOP/s"),
+        _row(
             "training, fastest",
             f"{flops * rate / 1e12:,.3f} TFLOP/s",
             flops * rate / most_flops,
@@ -132,24 +123,24 @@ def _limit_rows(work: Workload, data: TensorExamples, rate: float) -> list[Row]:
     ]
 
 
-def _whole_rows(work: Workload) -> Generator[str, None, list[Row]]:
+def _whole_rows(work: Workload, tell: Tell) -> list[Row]:
     rows = []
     for clients in work.clients:
-        yield f"a process of its own, {clients} clients"
+        tell(f"a process of its own, {clients} clients")
         own = run_whole(ENGINE, work, clients)
         rows.append(_whole_row(f"engine, {clients} clients", own))
         if flower_can_simulate():
-            yield f"Flower's simulation, {clients} clients"
+            tell(f"Flower's simulation, {clients} clients")
             flower = run_whole(FLOWER, work, clients)
             rows += [
                 _whole_row(f"Flower's simulation, {clients} clients", flower),
-                Row(
+                _row(
                     f"rounds of the engine, {clients} clients",
                     f"{own.rate:,.0f} images/s against {flower.rate:,.0f}",
                     own.rate / flower.rate,
                     "of Flower's",
                 ),
-                Row(
+                _row(
                     f"with start-up, {clients} clients",
                     f"{own.seconds:.1f} s against {flower.seconds:.1f}",
                     own.seconds / flower.seconds,
@@ -157,13 +148,13 @@ def _whole_rows(work: Workload) -> Generator[str, None, list[Row]]:
                 ),
             ]
     if not flower_can_simulate():
-        rows.append(Row("Flower's simulation", "not installed: pip install 'flwr[simulation]'"))
+        rows.append(_row("Flower's simulation", "not installed: pip install 'flwr[simulation]'"))
     return rows
 
 
 def _whole_row(name: str, whole: Whole) -> Row:
     memory = "" if whole.peak is None else f", peak memory {whole.peak / 2**30:.2f} GiB"
-    return Row(f"{ROUNDS} rounds with start-up: {name}", f"{whole.seconds:.1f} s{memory}")
+    return _row(f"{ROUNDS} rounds with start-up: {name}", f"{whole.seconds:.1f} s{memory}")
 
 
 def measure_limits(device: str, precision: Precision) -> tuple[float, float]:
