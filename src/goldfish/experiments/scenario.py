@@ -68,6 +68,8 @@ class Scenario:
     backdoor: Backdoor | None = None
     missing: Sequence[str] = ()
     """Removed samples that have been deleted from the disk since they were asked for."""
+    filed: _Filed | None = None
+    """What a run directory keeps of the requests."""
 
     @property
     def plain(self) -> Tensor:
@@ -99,19 +101,8 @@ class Scenario:
         """Write who holds what and who asks for what into a run directory."""
         if self.partition is not None:
             write_whole(run / PARTITION, self.partition.to_json())
-        if not (run / REQUESTS).exists():
-            ids = [] if self.removed is None else self.removed.ids
-            asked = {
-                "stages": [[asdict(request) for request in stage] for stage in self.stages],
-                "holders": dict(zip(ids, self.holders, strict=True)),
-                "poisoned": [i for i, hit in zip(ids, self.poisoned, strict=True) if hit],
-                "canaries": {
-                    ids[place]: int(self.removed.labels[place])
-                    for place in self.canaries.nonzero().flatten().tolist()
-                    if self.removed is not None
-                },
-            }
-            write_whole(run / REQUESTS, json.dumps(asked) + "\n")
+        if self.filed is not None and not (run / REQUESTS).exists():
+            write_whole(run / REQUESTS, json.dumps(asdict(self.filed)) + "\n")
 
 
 @dataclass(frozen=True)
@@ -219,6 +210,7 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         backdoor=backdoor,
         class_names=data.class_names,
         missing=missing,
+        filed=filed,
     )
 
 
@@ -290,14 +282,16 @@ def _members_scenario(
                 f"{len(class_names)}, counted from 0."
             )
     nothing = select(test, torch.empty(0, dtype=torch.long), [])
+    filed = filed or _Filed(_members_stages(config, members), {}, [])
     return Scenario(
         clients=[Client(name, nothing) for name in members],
         model=model.factory(),
         setups={name: ClientSetup(name, model, class_names) for name in members},
         partition=None,
-        stages=_members_stages(config, members) if filed is None else filed.stages,
+        stages=filed.stages,
         test=test.to(machine.device),
         class_names=class_names,
+        filed=filed,
     )
 
 
