@@ -106,8 +106,9 @@ def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace
     """Raise the model's loss on what the client removes; what it keeps is not looked at."""
     settings, training = task.settings, task.training
     refuse_missing(task, client)
+    kept = {RETAINED: len(client.retained)}
     if client.removed is None:
-        return _also(nothing_to_learn(task), client)
+        return nothing_to_learn(task, **kept)
     model = workspace.load("student", task.arrays["model"])
     order = task_generator(task, "removed")
     fitted = fit(
@@ -121,7 +122,7 @@ def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace
         precondition=clipping(settings.clip),
         after_step=projection(model.module, settings.distance, settings.ascent_stop),
     )
-    return _also(answer(task, model.params(), len(client.removed), [fitted]), client)
+    return answer(task, model.params(), len(client.removed), [fitted], **kept)
 
 
 ASCEND = Step("ascend", ascend_step, AscentSettings, lambda _task: [RETAINED])
@@ -172,11 +173,6 @@ def project(weights: Sequence[Tensor], centre: Sequence[Tensor], radius: float) 
         return
     for weight, middle, way in zip(weights, centre, ways, strict=True):
         weight.copy_(middle + way * (radius / length))
-
-
-def _also(update: Update, client: Client) -> Update:
-    """Tell the server how much the client keeps."""
-    return replace(update, metrics={**update.metrics, RETAINED: len(client.retained)})
 
 
 def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:

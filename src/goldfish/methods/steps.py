@@ -111,8 +111,13 @@ def shard_key(phase: str, index: int) -> str:
     return f"{phase}/shard-{index}"
 
 
-def answer(task: Task[Any], params: Params, num_examples: int, fits: Sequence[Fitted]) -> Update:
-    """Return the update; its loss is the mean risk of the last epochs."""
+def answer(
+    task: Task[Any], params: Params, num_examples: int, fits: Sequence[Fitted], **counts: int
+) -> Update:
+    """Return the update; its loss is the mean risk of the last epochs.
+
+    ``counts`` are further metrics: those that the step names (``Step.counts``).
+    """
     last = [fitted.epoch_risks[-1] for fitted in fits]
     metrics = {
         "loss": sum(last) / len(last) if last else 0.0,
@@ -120,6 +125,7 @@ def answer(task: Task[Any], params: Params, num_examples: int, fits: Sequence[Fi
         "samples": sum(fitted.samples for fitted in fits),
         "teacher_samples": sum(fitted.teacher_samples for fitted in fits),
         "fisher_samples": sum(fitted.fisher_samples for fitted in fits),
+        **counts,
     }
     return Update(task.client_id, params, num_examples, metrics)
 
@@ -151,6 +157,6 @@ def check_asker(task: Task[Any], client: Client) -> None:
         )
 
 
-def nothing_to_learn(task: Task[Any]) -> Update:
+def nothing_to_learn(task: Task[Any], **counts: int) -> Update:
     """Return the answer of a client that has no data left."""
-    return answer(task, task.arrays["model"], 0, [])
+    return answer(task, task.arrays["model"], 0, [], **counts)
