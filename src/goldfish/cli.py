@@ -91,7 +91,7 @@ Compile = Annotated[
     bool,
     typer.Option("--compile", help="Compile the models; may change the last bits."),
 ]
-Settings = Annotated[
+SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."),
 ]
@@ -125,7 +125,7 @@ def run(
             help="With --resume: go on although device, PyTorch or CPU are not those of before.",
         ),
     ] = False,
-    set_: Settings = None,
+    set_: SetOption = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
     workers: Workers = None,
@@ -172,7 +172,7 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute's version: little data, one seed, few rows.")
     ] = False,
-    set_: Settings = None,
+    set_: SetOption = None,
     summary: Annotated[
         Path | None,
         typer.Option("--summary", metavar="DIR", help="Write the pages of results in DIR anew."),

@@ -26,7 +26,7 @@ YARDSTICK = "retrain"
 
 Number: TypeAlias = int | float
 """A count; its mean over seeds need not be whole."""
-Finding: TypeAlias = Literal["remembers", "over-forgets", "alike"]
+MemoryFinding: TypeAlias = Literal["remembers", "over-forgets", "alike"]
 DeletionKind: TypeAlias = Literal["samples", "class", "client"]
 Unit: TypeAlias = Literal[
     "percent", "gap", "seconds", "bytes", "count", "factor", "probability", "number"
@@ -106,7 +106,7 @@ class Interval(Part):
     high: float
 
     @property
-    def finding(self) -> Finding:
+    def finding(self) -> MemoryFinding:
         """What a difference of losses shows: of a memory gap to 0, or to another model's.
 
         Only what chance does not explain (0 is outside of the interval) and what is large enough

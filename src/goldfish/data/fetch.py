@@ -18,7 +18,7 @@ _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 18
 
 
-Progress = Callable[[int, int], None]
+OnBytes = Callable[[int, int], None]
 
 
 def fetch(
@@ -26,7 +26,7 @@ def fetch(
     data_dir: Path,
     *,
     base_url: str | None = None,
-    progress: Progress | None = None,
+    progress: OnBytes | None = None,
 ) -> Path:
     """Download a dataset into its folder under ``data_dir`` and return that folder.
 
@@ -57,7 +57,7 @@ def fetch(
     return folder
 
 
-def _fetch_file(url: str, md5: str, target: Path, progress: Progress | None) -> bool:
+def _fetch_file(url: str, md5: str, target: Path, progress: OnBytes | None) -> bool:
     """Bring one file to its place; return whether it had to be downloaded."""
     if target.is_file() and _md5(target) == md5:
         return False
@@ -86,7 +86,7 @@ def _fetch_file(url: str, md5: str, target: Path, progress: Progress | None) -> 
     return True
 
 
-def _download(url: str, part: Path, progress: Progress | None) -> None:
+def _download(url: str, part: Path, progress: OnBytes | None) -> None:
     """Append to ``part`` what is missing of it; the checksum decides whether it is right."""
     start = part.stat().st_size if part.is_file() else 0
     headers = {"Range": f"bytes={start}-"} if start else {}

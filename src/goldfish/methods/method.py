@@ -41,7 +41,7 @@ from goldfish.types import (
 )
 from goldfish.unlearning.extension import adaptive_weights
 
-Kind: TypeAlias = Literal["retraining", "update adjustment"]
+MethodKind: TypeAlias = Literal["retraining", "update adjustment"]
 Guarantee: TypeAlias = Literal["exact", "approximate", "bounded"]
 
 ALL_DELETIONS: frozenset[DeletionKind] = frozenset({"samples", "class", "client"})
@@ -147,7 +147,7 @@ class Method(Generic[S]):
     unlearn: Callable[[Plan, S], Iterator[Round]]
     steps: Sequence[Step[Any]] = ()
     """The client's side, for engines that call it by name. FedAvg's is always there."""
-    kind: Kind = "retraining"
+    kind: MethodKind = "retraining"
     """The two kinds that the paper tells apart."""
     guarantee: Guarantee = "approximate"
     """Exact: the distribution of retraining. Bounded: within a stated distance of it."""

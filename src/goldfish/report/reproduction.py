@@ -56,7 +56,7 @@ Held: TypeAlias = Literal["holds", "holds in part", "does not hold", "not measur
 Key: TypeAlias = tuple[float, str, str]
 
 
-class Number(NamedTuple):
+class Mean(NamedTuple):
     """The mean over the seeds, and their standard deviation where there are several."""
 
     mean: float
@@ -67,8 +67,8 @@ class Number(NamedTuple):
 class Numbers:
     """What was measured and what the paper says, by row, series and metric."""
 
-    ours: Mapping[Key, Number]
-    paper: Mapping[Key, Number]
+    ours: Mapping[Key, Mean]
+    paper: Mapping[Key, Mean]
 
     @classmethod
     def of(cls, values: Iterable[Value], paper: Iterable[Value]) -> Numbers:
@@ -80,12 +80,12 @@ class Numbers:
         return sorted({x for x, _, _ in self.ours})
 
 
-def _averaged(values: Iterable[Value]) -> dict[Key, Number]:
+def _averaged(values: Iterable[Value]) -> dict[Key, Mean]:
     groups: dict[Key, list[float]] = {}
     for value in values:
         groups.setdefault((value.x, value.series, value.metric), []).append(value.value)
     return {
-        key: Number(statistics.fmean(own), statistics.stdev(own) if len(own) > 1 else None)
+        key: Mean(statistics.fmean(own), statistics.stdev(own) if len(own) > 1 else None)
         for key, own in groups.items()
     }
 
@@ -140,10 +140,10 @@ def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
     return Judged(claim.text, some if missed else "holds", detail)
 
 
-def _others(claim: Claim, numbers: Numbers, x: float) -> dict[str, Number | None]:
+def _others(claim: Claim, numbers: Numbers, x: float) -> dict[str, Mean | None]:
     """Return what the subject is compared with on a row, by name."""
     if claim.bound is not None:
-        return {"the bound": Number(claim.bound, None)}
+        return {"the bound": Mean(claim.bound, None)}
     others = {name: numbers.ours.get((x, name, claim.metric)) for name in claim.than}
     if "paper" in others:
         others["paper"] = numbers.paper.get((x, claim.subject, claim.metric))
@@ -198,10 +198,10 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def cell_text(ours: Number | None, paper: Number | None) -> str:
+def cell_text(ours: Mean | None, paper: Mean | None) -> str:
     """Format a cell: our mean and deviation, and in brackets what the paper says.
 
-    >>> cell_text(Number(95.123, 0.2), Number(95.06, None)), cell_text(Number(0.31, None), None)
+    >>> cell_text(Mean(95.123, 0.2), Mean(95.06, None)), cell_text(Mean(0.31, None), None)
     ('95.12 ± 0.20 (95.06)', '0.31')
     """
     text = NOTHING

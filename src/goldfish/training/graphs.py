@@ -44,7 +44,7 @@ class Graph(Protocol):
         """Do the recorded work again."""
 
 
-Record: TypeAlias = Callable[[Callable[[], None]], Graph]
+RecordWork: TypeAlias = Callable[[Callable[[], None]], Graph]
 """Records work, without doing it."""
 
 
@@ -115,7 +115,7 @@ class Replay:
     """
 
     def __init__(
-        self, step: TrainingStep, take: Callable[[Draw], object], record: Record, pace: Pace
+        self, step: TrainingStep, take: Callable[[Draw], object], record: RecordWork, pace: Pace
     ) -> None:
         self._step = step
         self._take = take
@@ -176,7 +176,7 @@ class Replay:
 class Repeat:
     """Work on tensors that stay where they are, recorded when it is first asked for."""
 
-    def __init__(self, work: Callable[[], Tensor], record: Record) -> None:
+    def __init__(self, work: Callable[[], Tensor], record: RecordWork) -> None:
         self._work = work
         self._record = record
         self._graph: Graph | None = None
@@ -214,7 +214,7 @@ class Recorder:
     is recorded, the model's weights must stay where they are in memory.
     """
 
-    def __init__(self, model: nn.Module, record: Record) -> None:
+    def __init__(self, model: nn.Module, record: RecordWork) -> None:
         self._model = model
         self._record = record
         self._kept: OrderedDict[Hashable, RecordedTrainer] = OrderedDict()
@@ -242,7 +242,7 @@ class Recorder:
 class RecordedTrainer:
     """Takes the steps of an epoch by replaying recorded ones."""
 
-    def __init__(self, step: TrainingStep, gather: Gatherer, record: Record) -> None:
+    def __init__(self, step: TrainingStep, gather: Gatherer, record: RecordWork) -> None:
         self._step = step
         self._temperature = temperature = torch.ones((), device=step.sums.device)
         # No method of this object: a replay, which holds it, would keep the object alive.

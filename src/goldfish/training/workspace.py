@@ -15,7 +15,7 @@ from goldfish.hardware.gpu import DeviceRows, open_queues, working_on
 from goldfish.hardware.memory import keep_freed_memory
 from goldfish.params import params_of
 from goldfish.training.batches import BatchSource, ExampleBatches
-from goldfish.training.graphs import DeviceRecord, Record, Recorder
+from goldfish.training.graphs import DeviceRecord, Recorder, RecordWork
 from goldfish.training.sgd import (
     AfterStep,
     Objective,
@@ -65,7 +65,7 @@ class LoadedModel:
     With ``record`` its training steps are recorded and replayed (:mod:`goldfish.training.graphs`).
     """
 
-    def __init__(self, module: nn.Module, record: Record | None = None) -> None:
+    def __init__(self, module: nn.Module, record: RecordWork | None = None) -> None:
         self.module = module
         self.device = next(module.parameters()).device
         self._rows = DeviceRows(module) if self.device.type == "cuda" else None
