@@ -6,7 +6,6 @@ import fcntl
 import json
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,16 @@ from flwr.app import Context, RecordDict
 
 from goldfish.errors import ConfigError, DivergenceError, StoreError
 from goldfish.experiments.config import Config
-from goldfish.flower.app_folder import APP
+from goldfish.flower.app_folder import SETTINGS
 from goldfish.flower.progress import LOG, read_lines
 from goldfish.flower.server_app import app
 
 MakeConfig = Callable[..., Config]
-APP_SETTINGS = tomllib.loads(APP.read_text())["tool"]["flwr"]["app"]["config"]
 
 
 def start(grid: Any, **settings: Any) -> None:
     named = {name.replace("_", "-"): str(value) for name, value in settings.items()}
-    app(grid, Context(1, 1, {}, RecordDict(), {**APP_SETTINGS, **named}))
+    app(grid, Context(1, 1, {}, RecordDict(), {**SETTINGS, **named}))
 
 
 @pytest.fixture

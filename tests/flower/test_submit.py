@@ -30,7 +30,7 @@ from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
 from goldfish.files import claim
 from goldfish.flower import submit
-from goldfish.flower.app_folder import APP, write_app_folder
+from goldfish.flower.app_folder import SETTINGS, write_app_folder
 from goldfish.flower.progress import LOG, ProgressLog, alone_in, is_at_work, read_lines
 from goldfish.results import Progress
 from goldfish.version import __version__
@@ -184,8 +184,8 @@ def test_the_app_folder_names_both_apps_and_all_settings(tmp_path: Path) -> None
     place = '/a "quoted" {token} place 🐟'
     write_app_folder(tmp_path, {"run-dir": place, "threads": 2})
     written = tomllib.loads((tmp_path / "pyproject.toml").read_text())
-    app, usual = (text["tool"]["flwr"]["app"] for text in (written, tomllib.loads(APP.read_text())))
-    assert app["config"] == {**usual["config"], "run-dir": place, "threads": 2}
+    app = written["tool"]["flwr"]["app"]
+    assert app["config"] == {**SETTINGS, "run-dir": place, "threads": 2}
     assert written["project"]["version"] == __version__
     for place in app["components"].values():
         module, _, name = place.partition(":")

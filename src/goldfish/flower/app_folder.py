@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from goldfish.version import __version__
 
 APP, STARTER = (Path(__file__).parent / name for name in ("app.toml", "starter.toml"))
 CONFIG = "config.toml"
+SETTINGS: Mapping[str, Scalar] = tomllib.loads(APP.read_text())["tool"]["flwr"]["app"]["config"]
+"""The app's settings and their defaults."""
 
 
 def write_app_folder(folder: Path, settings: Mapping[str, Scalar]) -> None:
