@@ -16,6 +16,7 @@ from goldfish.experiments.client_setup import ClientSetup, shared_examples
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.report import audit_counts
 from goldfish.results import Final, MethodResult, read_run
 
 MACHINE = Machine(threads=1)
@@ -160,15 +161,32 @@ def test_the_full_tier_and_the_forecast(audited: Path) -> None:
     list(audit_run(audited, MACHINE, models=6))
 
 
-def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path: Path) -> None:
-    """SISA and the training both have a setting named shards: each keeps its own."""
+def test_one_method_is_added_to_the_others_and_later_requests_count(
+    config: Config, tmp_path: Path
+) -> None:
+    """30 of 120 samples go at once, 12 more later: 42 are compared, 78 remain.
+
+    SISA and the training both have a setting named shards: each keeps its own.
+    """
     values = config.to_dict()
     values["training"] |= {"rounds": 1, "local_epochs": 1}
-    values["unlearning"] = {"methods": ["sisa"], "rounds": 1, "sisa": {"shards": 2}}
-    for _ in run_experiment(parse_config(values), tmp_path / "run", MACHINE):
+    values["deletion"] = {"rate": 0.25, "then": [{"rate": 0.1, "after": 1}]}
+    values["unlearning"] = {"methods": ["sisa", "retrain"], "rounds": 1, "sisa": {"shards": 2}}
+    run = tmp_path / "run"
+    for _ in run_experiment(parse_config(values), run, MACHINE):
         pass
-    list(audit_run(tmp_path / "run", MACHINE, models=4))
-    assert list(Audit.read(tmp_path / "run" / AUDIT).methods) == ["origin", "sisa"]
+    (run / AUDIT).write_text("{")  # damaged: it is written anew
+    list(audit_run(run, MACHINE, models=4, methods=["retrain"]))
+    first = Audit.read(run / AUDIT)
+    assert list(first.methods) == list(first.quick) == ["origin", "retrain"]
+    assert first.removed == first.relearned == 42
+    assert first.quick["retrain"].harm is not None
+    assert first.quick["retrain"].harm.samples == 78
+    list(audit_run(run, MACHINE, models=5, methods=["sisa"]))
+    both = Audit.read(run / AUDIT)
+    assert list(both.methods) == list(both.quick) == ["origin", "sisa", "retrain"]
+    assert both.methods["retrain"] == first.methods["retrain"]
+    assert "4 or 5 models of each method and as many oracles" in audit_counts(both)
 
 
 def test_canaries_are_a_known_signal(tmp_path: Path) -> None:

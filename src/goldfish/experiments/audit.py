@@ -3,9 +3,9 @@
 *quick* looks at the run's own models: a membership attack, how fast they relearn the removed
 samples, and what unlearning did to the samples that remain. *standard* and *full* train the
 federation again under other seeds, let each method unlearn again, and train oracles without the
-removed samples; all are compared by their margins. Who holds what and what is removed stay those of
-the run. Each model's margins are kept in ``audit/``, so that an audit that was interrupted, or one
-with more models, goes on with what is there.
+removed samples; all are compared by their margins. Who holds what and what is removed (by all
+requests together) stay those of the run. Each model's margins are kept in ``audit/``, so that an
+audit that was interrupted, or one with more models, goes on with what is there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from goldfish.audits import (
     read_audit,
 )
 from goldfish.data import Subset, TensorExamples, removal
-from goldfish.errors import ConfigError, unknown
+from goldfish.errors import ConfigError, StoreError, unknown
 from goldfish.evaluation.attacks import (
     KLOM_MODELS,
     counted,
@@ -53,6 +53,7 @@ from goldfish.evaluation.relearning import ORDERS, STEPS, relearn
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import in_process
 from goldfish.experiments.evaluator import Evaluator, chosen
+from goldfish.experiments.runner import phase_name, stage_rounds
 from goldfish.experiments.scenario import Machine, build_scenario, select
 from goldfish.files import claim, write_whole
 from goldfish.methods import METHODS, Method, Trained
@@ -62,8 +63,8 @@ from goldfish.results import MARGINS, ORIGIN, YARDSTICK, Progress, Result, read_
 from goldfish.settings import TrainingSettings
 from goldfish.store import CONFIG, Checkpoint, RunDirectory, load_checkpoint, save_checkpoint
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import Params
-from goldfish.workflow import train, unlearn
+from goldfish.types import NotHonoured, Params
+from goldfish.workflow import Unlearned, train, unlearn
 
 FOLDER, ORACLE, QUICK = "audit", "oracle", "quick"
 
@@ -95,8 +96,8 @@ def audit_run(
 
     ``models`` is how many federations are trained and unlearn again, and how many oracles there
     are; ``methods`` are by default all of the run's. The untouched model, origin, is always
-    audited too: an audit that does not find its memory would find no other. A quick audit leaves
-    what a longer one has found in ``audit.json``.
+    audited too: an audit that does not find its memory would find no other. What earlier audits
+    found of other methods, and verdicts that a quick audit does not give, stay in ``audit.json``.
     """
     amount, config, result, names = _checked(run, tier, models, methods)
     with claim(run / FOLDER / "lock"):
@@ -115,9 +116,26 @@ def audit_run(
                 measured[name].append(work.measured(name, number, make))
                 yield Progress(phase=name, round=number, rounds=amount)
         found = work.audit(tier, quick, measured, result)
-        if tier == "quick" and (before := read_audit(run)) is not None:
-            found = before.model_copy(update={"quick": {**before.quick, **quick}})
+        found = _beside_earlier(run, found, config.unlearning.methods)
         write_whole(run / AUDIT, found.model_dump_json(indent=1) + "\n")
+
+
+def _beside_earlier(run: Path, found: Audit, order: Sequence[str]) -> Audit:
+    """Return the audit together with what earlier ones found of other methods."""
+    try:
+        before = read_audit(run)
+    except StoreError:  # damaged, or of another version: it is written anew
+        before = None
+    if before is None:
+        return found
+    every = (ORIGIN, *order)
+    quick, methods = {**before.quick, **found.quick}, {**before.methods, **found.methods}
+    return (before if found.tier == "quick" else found).model_copy(
+        update={
+            "quick": {name: quick[name] for name in every if name in quick},
+            "methods": {name: methods[name] for name in every if name in methods},
+        }
+    )
 
 
 def forecast(
@@ -182,8 +200,6 @@ class _Work:
 
     def __init__(self, config: Config, run: Path, machine: Machine, names: Sequence[str]) -> None:
         scenario = build_scenario(config, machine, run)
-        if len(scenario.stages) > 1:
-            raise ConfigError("A run with later requests (deletion.then) cannot be audited yet.")
         self._config = config
         self._scenario = scenario
         self._run = run
@@ -228,7 +244,8 @@ class _Work:
         )
 
     def _final(self, name: str) -> Params:
-        path = RunDirectory(self._run).checkpoint_path(name)
+        stage = 1 if name == ORIGIN else len(self._scenario.stages)
+        path = RunDirectory(self._run).checkpoint_path(phase_name(name, stage))
         return load_checkpoint(path).params
 
     def _loss(self, params: Params, examples: TensorExamples) -> float:
@@ -292,17 +309,24 @@ class _Work:
         return self._trained(number, None).params
 
     def unlearned(self, method: Method[Any], number: int) -> Params:
-        """Return a model that was trained with them and then unlearned them."""
-        own = self._config.methods[method.name].model_dump()
-        training = _varied(self._config.unlearning_training, number)
-        return unlearn(
-            self._trained(number, method.name if method.prepare is not None else None),
-            self._scenario.requests,
-            method=method,
-            rounds=self._config.unlearning.rounds,
-            test=self._scenario.test,
-            **{**training.model_dump(exclude={"rounds"}), **own},  # a name of both is the method's
-        ).params
+        """Return a model that was trained with them and then unlearned them, stage by stage."""
+        config = self._config
+        training = _varied(config.unlearning_training, number).model_dump(exclude={"rounds"})
+        own = config.methods[method.name].model_dump()  # a name of both is the method's
+        model: Trained | Unlearned
+        model = self._trained(number, method.name if method.prepare is not None else None)
+        lost: Sequence[NotHonoured] = ()
+        for place, requests in enumerate(self._scenario.stages, start=1):
+            model = unlearn(
+                model,
+                [*(left.request for left in lost), *requests],
+                method=method,
+                rounds=stage_rounds(config, place),
+                test=self._scenario.test,
+                **{**training, **own},
+            )
+            lost = model.not_honoured
+        return model.params
 
     def _trained(self, number: int, own: str | None) -> Trained:
         """Train once under a seed, for all methods that start from the same training."""

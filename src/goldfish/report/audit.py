@@ -268,7 +268,9 @@ def audit_counts(audit: Audit) -> str:
     samples = f"{count(audit.removed)} removed and {count(audit.unseen)} unseen samples"
     if not audit.models:
         return f"One model of each method, {samples}."
-    return f"{audit.models} models of each method and as many oracles, {samples}."
+    each = {own.memory.oracles for own in audit.methods.values() if own.memory}
+    models = " or ".join(map(str, sorted(each | {audit.models})))  # of audits one after the other
+    return f"{models} models of each method and as many oracles, {samples}."
 
 
 def share(rate: Rate | None) -> str:
