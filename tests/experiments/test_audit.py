@@ -11,7 +11,9 @@ import torch
 
 from goldfish.audits import AUDIT, Audit, AuditVerdict, ClientHarm, Harm
 from goldfish.errors import ConfigError, StoreError
-from goldfish.experiments.audit import FOLDER, audit_run, forecast, with_places
+from goldfish.evaluation.harm import with_places
+from goldfish.experiments.audit import audit_run, forecast
+from goldfish.experiments.audit_models import FOLDER
 from goldfish.experiments.client_setup import ClientSetup, shared_examples
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
@@ -64,6 +66,8 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert origin.word == "remembers"
     assert origin.memory is not None
     assert origin.memory.low > 1
+    assert origin.attack is not None
+    assert origin.distances is not None
     assert origin.attack.at_1_percent.rate > 0.1
     assert found.noise is not None
     assert origin.distances.removed > 4 * found.noise.removed
@@ -71,6 +75,7 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert retrain.memory is not None
     assert retrain.memory.value != 0, "an oracle is another model than any that is audited"
     assert retrain.before == origin.memory
+    assert retrain.attack is not None
     assert retrain.attack.at_1_percent.rate < 0.1
 
 
@@ -102,6 +107,8 @@ def test_the_quick_tier_tells_origin_from_retraining(audited: Path) -> None:
     assert retrain.membership is not None
     assert origin.membership.low > 0.8
     assert retrain.membership.low < 0.5 < retrain.membership.high
+    assert origin.relearning is not None
+    assert retrain.relearning is not None
     assert origin.relearning.steps == [0, 0, 0]
     assert all(step is None or step > 5 for step in retrain.relearning.steps)
     assert retrain.relearning.curve[-1] < retrain.relearning.curve[0] / 2
@@ -153,6 +160,7 @@ def test_the_full_tier_and_the_forecast(audited: Path) -> None:
     found = Audit.read(audited / AUDIT)
     assert (found.tier, found.models) == ("full", 8)
     attack = found.methods["origin"].attack
+    assert attack is not None
     assert attack.epsilon is not None
     assert attack.epsilon.samples == attack.at_01_percent.count / 8 == 30
     assert attack.epsilon.median is None or attack.epsilon.median > 1

@@ -42,6 +42,10 @@ clientapp = "goldfish.flower.client_app:app"
 {threads}
 # Whether a run that another machine began may go on here, where its last bits may differ.
 {elsewhere}
+# An audit of the finished run in run-dir instead of a run: its tier, models and methods.
+{audit}
+{models}
+{methods}
 # By this 'goldfish run' knows its own run's lines in the run directory; by hand it stays empty.
 {token}
 """
@@ -53,6 +57,9 @@ SETTINGS: Mapping[str, Scalar] = {
     "device": "cpu",
     "threads": 1,
     "elsewhere": False,
+    "audit": "",
+    "models": 0,
+    "methods": "",
     "token": "",
 }
 """The app's settings and their defaults."""
