@@ -12,7 +12,7 @@ from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.runner import phase_name, stage_rounds
 from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.methods import METHODS, Method, Trained
-from goldfish.methods.auditing import drop
+from goldfish.methods.auditing import PHASE, drop
 from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
 from goldfish.results import ORIGIN, YARDSTICK
@@ -54,6 +54,8 @@ class AuditModels:
         self._here = in_process(scenario, machine, "") if engine is None else None
         self._make = partial(engine or in_process, scenario, machine)
         self._open: dict[str, Federation] = {}
+        self._phases = {PHASE}
+        """Under which clients may keep something."""
         self._trainings: dict[tuple[int, str | None], Trained] = {}
 
     def federation(self, name: str) -> Federation:
@@ -71,7 +73,8 @@ class AuditModels:
     def close(self) -> None:
         """Let clients in other processes drop what they keep of the audit."""
         for federation in self._open.values():
-            drop(federation)
+            if any(federation.bytes_kept(phase) for phase in self._phases):
+                drop(federation)
         self._open = {}
 
     def final(self, name: str) -> Params:
@@ -87,7 +90,9 @@ class AuditModels:
         seed = derive_seed(self._config.seed, ORACLE, number)  # no other model has it
         fresh = fresh_params(federation.model, seed, "initial")
         untrained = Trained(federation, fresh, training, seed)
-        return unlearn(untrained, self._scenario.requests, method=YARDSTICK).params
+        made = unlearn(untrained, self._scenario.requests, method=YARDSTICK)
+        self._phases.add(made.trained.phase)
+        return made.params
 
     def origin(self, number: int) -> Params:
         """Return a model that was trained with them."""
@@ -111,6 +116,7 @@ class AuditModels:
                 **{**training, **own},
             )
             lost = model.not_honoured
+            self._phases.add(model.trained.phase)
         return model.params
 
     def _trained(self, number: int, own: str | None) -> Trained:
@@ -130,6 +136,7 @@ class AuditModels:
             self._trainings[number, own] = train(
                 federation, seed=seed, method=own, keep_for=kept, **settings
             )
+            self._phases.add(self._trainings[number, own].phase)
         return self._trainings[number, own]
 
 
