@@ -120,10 +120,13 @@ def _beside_earlier(run: Path, found: Audit, order: Sequence[str]) -> Audit:
         return found
     every = (ORIGIN, *order)
     quick, methods = {**before.quick, **found.quick}, {**before.methods, **found.methods}
+    replaced = quick.keys() <= found.quick.keys() and methods.keys() <= found.methods.keys()
+    notes = found.notes if replaced else dict.fromkeys((*before.notes, *found.notes))
     return (before if found.tier == "quick" else found).model_copy(
         update={
             "quick": {name: quick[name] for name in every if name in quick},
             "methods": {name: methods[name] for name in every if name in methods},
+            "notes": list(notes),
         }
     )
 
