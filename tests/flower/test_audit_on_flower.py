@@ -113,7 +113,9 @@ def test_clients_with_data_of_their_own_look_for_themselves(
         assert {key.partition("/")[0] for _, key in kept} == {"origin", "retrain"}
         assert len({name for name, _ in kept}) == 1, "shard models of the run alone"
         node["min-audited"] = 41
+    asked = len(replies_to(wards, "train.train"))
     start(wards, run, audit="full", models=4)
+    assert len(replies_to(wards, "train.train")) == asked, "the oracles are not made again"
     own = Audit.read(run / AUDIT).methods["retrain"]
     assert own.word == "not enough evidence"
     assert own.sentence.startswith("No client tells of removed samples. The removed samples of war")
