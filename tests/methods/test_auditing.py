@@ -147,7 +147,7 @@ def told_of(
     """Return all that the first client tells of a model when ``count`` samples are removed."""
     federation = InProcess(clients, small_net, threads=1, remember=False)
     settings = LookSettings(
-        name="m", classes=3, remaining=True, unseen=[0.1, 0.2, 0.3] * 2, unseen_labels=[0, 1, 2] * 2
+        name="m", classes=3, remaining=True, unseen=(0.1, 0.2, 0.3) * 2, unseen_labels=(0, 1, 2) * 2
     )
     requests = requests_of(clients[:1], [count])
     task = Task(clients[0].id, LOOK, {"audited": params}, settings, Context(phase="audit"))

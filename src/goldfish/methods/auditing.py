@@ -53,17 +53,17 @@ class LookSettings(Settings):
     """Whether to look at remaining samples too."""
     before: str = ""
     """The model with which remaining samples are compared; empty: none."""
-    unseen: Sequence[float] = ()
+    unseen: tuple[float, ...] = ()
     """The model's margins on the server's unseen samples, for the membership attack."""
-    unseen_labels: Sequence[int] = ()
+    unseen_labels: tuple[int, ...] = ()
 
 
 class CompareSettings(Settings):
     """Which of the models that a client has looked at it compares."""
 
-    models: Sequence[str]
+    models: tuple[str, ...]
     """Origin, and the model of each method."""
-    oracles: Sequence[str]
+    oracles: tuple[str, ...]
     usual: float | None = None
     """The variance of margins between oracles, the mean over the removed samples of all clients;
     None: tell that over your own."""
@@ -194,8 +194,8 @@ class Witnesses:
             classes=self._num_classes,
             remaining=True,
             before=origin,
-            unseen=unseen.tolist(),
-            unseen_labels=labels.tolist(),
+            unseen=tuple(unseen.tolist()),
+            unseen_labels=tuple(labels.tolist()),
         )
         told = self._ask(LOOK, settings, self._there, {AUDITED: params})
         self._models.append(name)
