@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from torch import nn
 
 import goldfish
 from goldfish.data import Subset, TensorExamples
+from goldfish.data.removal import split
+from goldfish.methods.goldfish import train_student
 from goldfish.methods.goldfish_sprint import cosine, remembers
 from goldfish.params import digest
 from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, DeletionRequest, Params, RoundReplies, Task
 
 MakeClients = Callable[..., list[Client]]
@@ -155,9 +159,35 @@ def test_the_model_of_a_lone_asker_has_full_weight(
     assert digest(_after_the_sprint(changed)) == digest(first)
 
 
-def _after_the_sprint(trained: goldfish.Trained) -> Params:
+def test_a_removed_sample_weighs_as_much_as_a_remaining_one_in_the_sprint(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """Six removed samples, passed twice in three steps, are 4 in each, beside 8 remaining ones.
+
+    So their part of the loss has half of its weights: 0.35 instead of 0.7, 0.125 instead of 0.25.
+    """
+    trained = train(make_clients, small_net)
+    after = _after_the_sprint(trained, sprint_steps=3, sprint_passes=2.0)
+    assert isinstance(trained.federation, Watched)
+    (task,) = trained.federation.rounds[1]
+    half = task.settings.model_copy(update={"removed_weight": 0.35, "mu_c": 0.125})
+    client = split(make_clients()[0], [REQUEST])
+    params, _ = train_student(
+        replace(task, settings=half),
+        client,
+        client.retained,
+        client.removed,
+        LocalWorkspace(small_net),
+        task.arrays["model"],
+        steps=3,
+        removed_size=4,
+    )
+    assert digest(params) == digest(after)
+
+
+def _after_the_sprint(trained: goldfish.Trained, **settings: Any) -> Params:
     method = goldfish.METHODS["goldfish-sprint"]
-    own = method.settings()
+    own = method.settings(**settings)
     plan = goldfish.workflow.unlearning_plan(
         trained, [REQUEST], method, own, training=trained.settings, rounds=1, seed=0
     )

@@ -156,13 +156,13 @@ def train_student(
     start: Params,
     *purpose: int,
     steps: int | None = None,
-    removed_passes: float = 1.0,
+    removed_size: int | None = None,
 ) -> tuple[Params, Fitted]:
     """Train a student from ``start``; the task's settings are :class:`GoldfishSettings`.
 
     ``purpose`` is the shard, if there are any. Instead of its local epochs it may take so many
-    ``steps`` with so many ``removed_passes``; of less than an epoch the teacher is asked batch by
-    batch, since it need not be asked of all samples.
+    ``steps``, each with ``removed_size`` removed samples; of less than an epoch the teacher is
+    asked batch by batch, since it need not be asked of all samples.
     """
     training, settings = task.training, task.settings
     student = workspace.load("student", start)
@@ -186,7 +186,7 @@ def train_student(
         removed_generator=task_generator(task, "removed", *purpose),
         transform=transform,
         steps=steps,
-        removed_passes=removed_passes,
+        removed_size=removed_size,
     )
     return student.params(), fitted
 

@@ -161,7 +161,11 @@ def cosine(place: int, rounds: int) -> float:
 
 
 def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace) -> Update:
-    """Train on remaining and removed data; in a further turn, only where it is remembered."""
+    """Train on remaining and removed data; in a further turn, only where it is remembered.
+
+    The removed data's part of the loss is a mean, as in the paper, which would push twenty samples
+    as hard as two thousand. In the sprint a removed sample weighs as much as a remaining one.
+    """
     check_asker(task, client)
     settings, training, retained = task.settings, task.training, client.retained
     if settings.unseen_losses and client.removed is not None:
@@ -173,6 +177,12 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
         return nothing_to_learn(task)
     in_epoch = len(batch_sizes(len(retained), training.batch_size))
     steps = settings.steps or max(1, round(settings.epochs * in_epoch))
+    asked = 0 if client.removed is None else len(client.removed)
+    size = min(training.batch_size, math.ceil(settings.removed_passes * asked / steps))
+    if settings.steps:  # the sprint
+        share = min(1.0, size / min(training.batch_size, len(retained)))
+        weights = {"removed_weight": share * settings.removed_weight, "mu_c": share * settings.mu_c}
+        task = replace(task, settings=settings.model_copy(update=weights))
     params, fitted = train_student(
         task,
         client,
@@ -181,7 +191,7 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
         workspace,
         task.arrays["model"],
         steps=steps,
-        removed_passes=settings.removed_passes,
+        removed_size=size or None,
     )
     return answer(task, params, len(retained), [fitted])
 

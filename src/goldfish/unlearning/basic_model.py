@@ -96,14 +96,14 @@ def retrain_student(
     removed_generator: torch.Generator,
     transform: Transform | None = None,
     steps: int | None = None,
-    removed_passes: float = 1.0,
+    removed_size: int | None = None,
 ) -> Fitted:
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
     ``generator`` orders the remaining data and ``removed_generator`` the removed data, so that the
     order of the former is the one of every other method. Without a teacher there is neither a
     distillation loss nor a local stop. The training takes its local epochs, each with one pass over
-    the removed data; or so many ``steps``, with so many ``removed_passes`` in them.
+    the removed data; or so many ``steps``, each with ``removed_size`` removed samples.
     """
     in_epoch = len(batch_sizes(len(retained), training.batch_size))
     if steps is not None:
@@ -117,9 +117,7 @@ def retrain_student(
     if teacher is not None and settings.mu_d > 0:
         batches = teacher.teach(batches, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
-        size = removed_batch_size(training.batch_size, len(retained), len(removed))
-        if steps is not None:
-            size = min(training.batch_size, math.ceil(removed_passes * len(removed) / steps))
+        size = removed_size or removed_batch_size(training.batch_size, len(retained), len(removed))
         batches = with_removed(batches, removed, size, removed_generator)
 
     stop = None
