@@ -104,11 +104,13 @@ class Attack(Part):
 class AuditedMethod(AuditVerdict):
     """What many models of one method show beside the oracles."""
 
-    distances: Distances
-    """From the oracles, with half of the models a side, as in :attr:`Audit.noise`."""
+    distances: Distances | None = None
+    """From the oracles, with half of the models a side, as in :attr:`Audit.noise`; None where there
+    is one model of the method."""
     klom: Distances | None = None
     """The binned distance, in the full tier with 200 models or more: 100 in each half."""
-    attack: Attack
+    attack: Attack | None = None
+    """None where there is one model of the method."""
 
 
 class Relearning(Part):
@@ -160,7 +162,8 @@ class QuickAudit(Part):
     0.5 is chance."""
     canaries: Rate | None = None
     """How many of the canaries still get the wrong label that they were trained with."""
-    relearning: Relearning
+    relearning: Relearning | None = None
+    """None where only the clients have the removed samples: they do not train on them again."""
     harm: Harm | None = None
     """None for origin."""
 
@@ -178,7 +181,8 @@ class Audit(Part):
     quick: dict[str, QuickAudit]
     """By method; origin, which unlearned nothing, comes first."""
     models: int = 0
-    """How many models of each method, and how many oracles; 0 in the quick tier."""
+    """How many oracles, and models of each method (but one where only the clients have the removed
+    samples); 0 in the quick tier."""
     noise: Distances | None = None
     """Between one half of the oracles and the other."""
     noise_klom: Distances | None = None
@@ -186,6 +190,8 @@ class Audit(Part):
     """A further oracle's shift is expected within this distance of 0 (99 %)."""
     methods: dict[str, AuditedMethod] = Field(default_factory=dict)
     """What many models of each show; empty in the quick tier."""
+    notes: list[str] = Field(default_factory=list)
+    """What could not be looked at, and why."""
 
     again: ClassVar[str] = "goldfish audit {}"
 

@@ -285,6 +285,7 @@ def audit(
     """
     from goldfish.audits import AUDIT, Audit
     from goldfish.experiments.audit import audit_run, forecast
+    from goldfish.experiments.config import load_config
     from goldfish.experiments.scenario import Machine
     from goldfish.report import audit_counts, audit_table, quick_table, write_report
     from goldfish.report.formatting import seconds
@@ -297,8 +298,18 @@ def audit(
     again = ["goldfish audit", str(run_dir), "--tier", tier.value]
     again += [] if models is None else ["--models", str(models)]
     again += [word for name in method or () for word in ("--method", name)]
-    steps = audit_run(run_dir, machine, tier=chosen, models=models, methods=method or ())
-    show_progress(steps, " ".join(again))
+    config = load_config(run_dir / "config.toml")
+    if ":" in config.model.name:
+        sys.path.append("")  # a model of one's own may lie in the current folder
+    auditing: Callable[..., Iterator[Step]] = audit_run
+    if config.engine == "flower":
+        from goldfish.flower.submit import audit_on_flower
+
+        _end_once()
+        tell = partial(console.print, markup=False, highlight=False)
+        auditing = partial(audit_on_flower, config, tell=tell)
+    steps = auditing(run_dir, machine, tier=chosen, models=models, methods=method or ())
+    show_progress(steps, " ".join(again), close=config.engine == "flower")
     found = Audit.read(run_dir / AUDIT)
     for headings, rows in (
         quick_table(found, read_run(run_dir).result),
@@ -309,7 +320,8 @@ def audit(
         for name, own in found.methods.items():
             console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
             console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
-    console.print(audit_counts(found), markup=False, highlight=False, style="dim")
+    for line in (audit_counts(found), *found.notes):
+        console.print(line, markup=False, highlight=False, style="dim")
     say(f"Details: {run_dir / AUDIT}. Report: {write_report(run_dir)}")
 
 

@@ -122,6 +122,8 @@ class Client:
     gone: Sequence[str] = ()
     """Ids of samples that earlier requests removed. They only keep shards as they were."""
     state: ClientState = field(default_factory=ClientState)
+    fewest: int = 1
+    """Of a group of fewer samples than this, no count, mean or histogram is told in an audit."""
 
 
 class Context(Checked):

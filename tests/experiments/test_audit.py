@@ -11,11 +11,14 @@ import torch
 
 from goldfish.audits import AUDIT, Audit, AuditVerdict, ClientHarm, Harm
 from goldfish.errors import ConfigError, StoreError
-from goldfish.experiments.audit import FOLDER, audit_run, forecast, with_places
+from goldfish.evaluation.harm import with_places
+from goldfish.experiments.audit import audit_run, forecast
+from goldfish.experiments.audit_models import FOLDER
 from goldfish.experiments.client_setup import ClientSetup, shared_examples
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.report import audit_counts
 from goldfish.results import Final, MethodResult, read_run
 
 MACHINE = Machine(threads=1)
@@ -63,6 +66,8 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert origin.word == "remembers"
     assert origin.memory is not None
     assert origin.memory.low > 1
+    assert origin.attack is not None
+    assert origin.distances is not None
     assert origin.attack.at_1_percent.rate > 0.1
     assert found.noise is not None
     assert origin.distances.removed > 4 * found.noise.removed
@@ -70,6 +75,7 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert retrain.memory is not None
     assert retrain.memory.value != 0, "an oracle is another model than any that is audited"
     assert retrain.before == origin.memory
+    assert retrain.attack is not None
     assert retrain.attack.at_1_percent.rate < 0.1
 
 
@@ -101,6 +107,8 @@ def test_the_quick_tier_tells_origin_from_retraining(audited: Path) -> None:
     assert retrain.membership is not None
     assert origin.membership.low > 0.8
     assert retrain.membership.low < 0.5 < retrain.membership.high
+    assert origin.relearning is not None
+    assert retrain.relearning is not None
     assert origin.relearning.steps == [0, 0, 0]
     assert all(step is None or step > 5 for step in retrain.relearning.steps)
     assert retrain.relearning.curve[-1] < retrain.relearning.curve[0] / 2
@@ -152,6 +160,7 @@ def test_the_full_tier_and_the_forecast(audited: Path) -> None:
     found = Audit.read(audited / AUDIT)
     assert (found.tier, found.models) == ("full", 8)
     attack = found.methods["origin"].attack
+    assert attack is not None
     assert attack.epsilon is not None
     assert attack.epsilon.samples == attack.at_01_percent.count / 8 == 30
     assert attack.epsilon.median is None or attack.epsilon.median > 1
@@ -160,15 +169,32 @@ def test_the_full_tier_and_the_forecast(audited: Path) -> None:
     list(audit_run(audited, MACHINE, models=6))
 
 
-def test_a_method_with_a_training_and_shards_of_its_own(config: Config, tmp_path: Path) -> None:
-    """SISA and the training both have a setting named shards: each keeps its own."""
+def test_one_method_is_added_to_the_others_and_later_requests_count(
+    config: Config, tmp_path: Path
+) -> None:
+    """30 of 120 samples go at once, 12 more later: 42 are compared, 78 remain.
+
+    SISA and the training both have a setting named shards: each keeps its own.
+    """
     values = config.to_dict()
     values["training"] |= {"rounds": 1, "local_epochs": 1}
-    values["unlearning"] = {"methods": ["sisa"], "rounds": 1, "sisa": {"shards": 2}}
-    for _ in run_experiment(parse_config(values), tmp_path / "run", MACHINE):
+    values["deletion"] = {"rate": 0.25, "then": [{"rate": 0.1, "after": 1}]}
+    values["unlearning"] = {"methods": ["sisa", "retrain"], "rounds": 1, "sisa": {"shards": 2}}
+    run = tmp_path / "run"
+    for _ in run_experiment(parse_config(values), run, MACHINE):
         pass
-    list(audit_run(tmp_path / "run", MACHINE, models=4))
-    assert list(Audit.read(tmp_path / "run" / AUDIT).methods) == ["origin", "sisa"]
+    (run / AUDIT).write_text("{")  # damaged: it is written anew
+    list(audit_run(run, MACHINE, models=4, methods=["retrain"]))
+    first = Audit.read(run / AUDIT)
+    assert list(first.methods) == list(first.quick) == ["origin", "retrain"]
+    assert first.removed == first.relearned == 42
+    assert first.quick["retrain"].harm is not None
+    assert first.quick["retrain"].harm.samples == 78
+    list(audit_run(run, MACHINE, models=5, methods=["sisa"]))
+    both = Audit.read(run / AUDIT)
+    assert list(both.methods) == list(both.quick) == ["origin", "sisa", "retrain"]
+    assert both.methods["retrain"] == first.methods["retrain"]
+    assert "4 or 5 models of each method and as many oracles" in audit_counts(both)
 
 
 def test_canaries_are_a_known_signal(tmp_path: Path) -> None:

@@ -182,11 +182,13 @@ def test_shifts() -> None:
     """One sample: the spread is its own, as half of it twice.
 
     Oracles 1, 2, 3: mean 2, standard deviation 1. An unlearned model at 4 is shifted by 2. The
-    oracle at 1 is compared with the mean 2.5 of the others: -1.5; that at 2 with 2: 0.
+    oracle at 1 is compared with the mean 2.5 of the others: -1.5; that at 2 with 2: 0. Where all
+    samples, also elsewhere, have the mean variance 7, the spread is 2, the root of (1 + 7) / 2.
     """
-    ours, theirs = shifts(column(4), column(1, 2, 3))
-    assert ours.tolist() == pytest.approx([2])
-    assert theirs.tolist() == pytest.approx([-1.5, 0, 1.5])
+    for usual, spread in ((None, 1), (7.0, 2)):
+        ours, theirs = shifts(column(4), column(1, 2, 3), usual=usual)
+        assert ours.tolist() == pytest.approx([2 / spread])
+        assert theirs.tolist() == pytest.approx([-1.5 / spread, 0, 1.5 / spread])
 
 
 def test_class_weights() -> None:

@@ -85,8 +85,16 @@ def band(oracles: Sequence[float]) -> float:
     return difference([0.0], oracles).half
 
 
+def mean_variance(oracles: Tensor) -> float:
+    """Return the variance of a sample's margin between oracles, the mean over the samples."""
+    return oracles.var(dim=0, correction=1).mean().item()
+
+
 def shifts(
-    unlearned: Tensor, oracles: Tensor, weights: Tensor | None = None
+    unlearned: Tensor,
+    oracles: Tensor,
+    weights: Tensor | None = None,
+    usual: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return one number for each model of both sides: its mean shift from the oracles.
 
@@ -94,14 +102,15 @@ def shifts(
     oracles; an oracle is compared with the mean of the others. A few oracles give a poor variance
     for one sample, so it is taken half from that sample and half from the mean over all samples.
     ``weights`` weigh the samples, such as classes of unseen samples in the proportions of the
-    removed ones.
+    removed ones. ``usual`` is that mean where there are more samples than these, elsewhere.
     """
     unlearned, oracles = checked_sides(unlearned, oracles, least=1)
     if weights is None:
         weights = torch.ones(unlearned.shape[1])
     share = weights.double() / weights.double().sum()
     variance = oracles.var(dim=0, correction=1)
-    spread = ((variance + variance.mean()) / 2).sqrt().clamp_min(LEAST_SPREAD)
+    usual = mean_variance(oracles) if usual is None else usual
+    spread = ((variance + usual) / 2).sqrt().clamp_min(LEAST_SPREAD)
     others = (oracles.sum(dim=0) - oracles) / (len(oracles) - 1)
     ours = (unlearned - oracles.mean(dim=0)) / spread
     theirs = (oracles - others) / spread
@@ -143,18 +152,37 @@ def audit_verdict(
         )
     weights = class_weights(removed_labels, unseen_labels)
 
-    def compared(models: Sequence[Measured]) -> tuple[list[float], list[float], Difference]:
+    def compared(models: Sequence[Measured]) -> Shifted:
         removed = [torch.stack([model.removed for model in side]) for side in (models, oracles)]
         unseen = [torch.stack([model.unseen for model in side]) for side in (models, oracles)]
-        on_removed = shifts(removed[0], removed[1])
-        on_unseen = shifts(unseen[0], unseen[1], weights)
-        ours, theirs = [(a - b).tolist() for a, b in zip(on_removed, on_unseen, strict=True)]
-        return ours, theirs, difference(on_unseen[0].tolist(), on_unseen[1].tolist())
+        return Shifted(shifts(removed[0], removed[1]), shifts(unseen[0], unseen[1], weights))
 
-    own, noise, general = compared(unlearned)
-    memory = difference(own, noise)
-    before = difference(*compared(origins)[:2]) if origins else None
     accuracy = difference([m.accuracy for m in unlearned], [m.accuracy for m in oracles])
+    return verdict_on(compared(unlearned), accuracy, compared(origins) if origins else None)
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """The shifts of models that unlearned (or of origins) and of oracles, one number a model."""
+
+    removed: tuple[Tensor, Tensor]
+    """On removed samples: of the models, and of the oracles."""
+    unseen: tuple[Tensor, Tensor]
+    """On unseen samples, weighed by class as the removed ones."""
+
+    @property
+    def beyond(self) -> tuple[list[float], list[float]]:
+        """What removed samples show beyond unseen ones, for both sides."""
+        ours, theirs = [(a - b).tolist() for a, b in zip(self.removed, self.unseen, strict=True)]
+        return ours, theirs
+
+
+def verdict_on(shifted: Shifted, accuracy: Difference, origins: Shifted | None) -> AuditVerdict:
+    """Say what shifts show: the part of :func:`audit_verdict` that needs no sample."""
+    own, noise = shifted.beyond
+    memory = difference(own, noise)
+    general = difference(shifted.unseen[0].tolist(), shifted.unseen[1].tolist())
+    before = None if origins is None else difference(*origins.beyond)
     word, sentence = _judged(memory, general, accuracy, before)
     return AuditVerdict(
         word=word,
@@ -202,6 +230,12 @@ def _judged(
                 f"{before.low:+.2f} to {before.high:+.2f}). More models or more removed samples "
                 "may show it."
             )
+    if memory.half > visible and memory.unlearned == 1:
+        return "not enough evidence", (
+            f"A memory of {visible:.2f} standard deviations would not be seen: the interval is "
+            f"{memory.low:+.2f} to {memory.high:+.2f}. There is one model that unlearned: more "
+            "oracles help a little, more removed samples more."
+        )
     if memory.half > visible:
         error = 1 / memory.unlearned + 1 / memory.oracles
         wanted = math.ceil(2 / error * (memory.half / visible) ** 2)

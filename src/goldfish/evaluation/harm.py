@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from goldfish.audits import AffectedSample, ClientHarm, Harm
+from goldfish.audits import AffectedSample, AuditVerdict, ClientHarm, Harm
 from goldfish.evaluation.attacks import margins
+from goldfish.results import ORIGIN, Result
 
 MOST_AFFECTED = 5
 
@@ -43,3 +44,24 @@ def harm(
             if now[place] < was[place]
         ],
     )
+
+
+def with_places(
+    verdict: AuditVerdict, name: str, result: Result, harmed: Harm | None
+) -> AuditVerdict:
+    """Say on which class, and for which remaining client, most accuracy was lost in the run."""
+    said = []
+    both = (result.methods[key].final for key in (ORIGIN, name))
+    rows = [[] if final is None else final.per_class for final in both]
+    classes = {
+        str(label): now - was
+        for label, (was, now) in enumerate(zip(*rows, strict=True))
+        if was is not None and now is not None
+    }
+    clients = {} if harmed is None else {k: v.after - v.before for k, v in harmed.clients.items()}
+    for what, losses in (("on class", classes), ("for", clients)):
+        worst = min(losses, key=lambda key: losses[key], default=None)
+        if worst is not None and losses[worst] < 0:
+            said.append(f"{what} {worst} ({losses[worst]:+.1f} points)")
+    most = f" The run's model lost most, against origin, {' and '.join(said)}." if said else ""
+    return verdict.model_copy(update={"sentence": verdict.sentence + most})

@@ -3,18 +3,17 @@
 *quick* looks at the run's own models: a membership attack, how fast they relearn the removed
 samples, and what unlearning did to the samples that remain. *standard* and *full* train the
 federation again under other seeds, let each method unlearn again, and train oracles without the
-removed samples; all are compared by their margins. Who holds what and what is removed stay those of
-the run. Each model's margins are kept in ``audit/``, so that an audit that was interrupted, or one
-with more models, goes on with what is there.
+removed samples; all are compared by their margins. Who holds what and what is removed (by all
+requests together) stay those of the run. Each model's margins are kept in ``audit/``, so that an
+audit that was interrupted, or one with more models, goes on with what is there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ from goldfish.audits import (
     Attack,
     Audit,
     AuditedMethod,
-    AuditVerdict,
     Distances,
     Epsilon,
     Harm,
@@ -33,7 +31,7 @@ from goldfish.audits import (
     read_audit,
 )
 from goldfish.data import Subset, TensorExamples, removal
-from goldfish.errors import ConfigError, unknown
+from goldfish.errors import ConfigError, StoreError, unknown
 from goldfish.evaluation.attacks import (
     KLOM_MODELS,
     counted,
@@ -47,31 +45,26 @@ from goldfish.evaluation.attacks import (
     true_positives,
 )
 from goldfish.evaluation.audit import LEAST_ORACLES, Measured, audit_verdict, band
-from goldfish.evaluation.harm import harm
+from goldfish.evaluation.harm import harm, with_places
 from goldfish.evaluation.memory import sample_losses
 from goldfish.evaluation.relearning import ORDERS, STEPS, relearn
+from goldfish.experiments.audit_models import FOLDER, ORACLE, AuditModels, kept_path
+from goldfish.experiments.client_audit import audit_by_clients
 from goldfish.experiments.config import Config, load_config
-from goldfish.experiments.engine import in_process
+from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.evaluator import Evaluator, chosen
-from goldfish.experiments.scenario import Machine, build_scenario, select
+from goldfish.experiments.scenario import Machine, Scenario, build_scenario, select
 from goldfish.files import claim, write_whole
-from goldfish.methods import METHODS, Method, Trained
-from goldfish.models import fresh_params
-from goldfish.randomness import derive_seed
-from goldfish.results import MARGINS, ORIGIN, YARDSTICK, Progress, Result, read_run
-from goldfish.settings import TrainingSettings
-from goldfish.store import CONFIG, Checkpoint, RunDirectory, load_checkpoint, save_checkpoint
+from goldfish.methods import METHODS
+from goldfish.results import MARGINS, ORIGIN, Progress, Result, read_run
+from goldfish.store import CONFIG, Checkpoint, load_checkpoint, save_checkpoint
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Params
-from goldfish.workflow import train, unlearn
 
-FOLDER, ORACLE, QUICK = "audit", "oracle", "quick"
+QUICK = "quick"
 
 MODELS: Mapping[Tier, int] = {"quick": 0, "standard": 8, "full": 32}
 """How many models of each kind a tier has unless told."""
-
-STEP_SIZES = (1.0, 0.8, 1.25)
-"""Models of all kinds differ in step size too, in turn: even retraining can be told apart by it."""
 
 RELEARNED = 300
 """At most so many removed samples are learned again, spread over all of them."""
@@ -90,34 +83,60 @@ def audit_run(
     tier: Tier = "standard",
     models: int | None = None,
     methods: Sequence[str] = (),
+    engine: EngineFactory | None = None,
 ) -> Iterator[Progress]:
     """Yield the progress of an audit; ``audit.json`` in the run directory holds it at the end.
 
     ``models`` is how many federations are trained and unlearn again, and how many oracles there
     are; ``methods`` are by default all of the run's. The untouched model, origin, is always
-    audited too: an audit that does not find its memory would find no other. A quick audit leaves
-    what a longer one has found in ``audit.json``.
+    audited too: an audit that does not find its memory would find no other. What earlier audits
+    found of other methods, and verdicts that a quick audit does not give, stay in ``audit.json``.
+    ``engine`` makes the federation that trains; by default its clients live in this process.
     """
     amount, config, result, names = _checked(run, tier, models, methods)
     with claim(run / FOLDER / "lock"):
-        work = _Work(config, run, machine, names)
-        quick = {}
-        for place, name in enumerate((ORIGIN, *names)):
-            yield Progress(phase=QUICK, round=place, rounds=len(names) + 1)
-            quick[name] = work.quick(name)
-        yield Progress(phase=QUICK, round=len(names) + 1, rounds=len(names) + 1)
-        makers: dict[str, Callable[[int], Params]] = {ORACLE: work.oracle, ORIGIN: work.origin}
-        makers |= {name: partial(work.unlearned, METHODS[name]) for name in names}
-        measured: dict[str, list[Measured]] = {name: [] for name in makers}
-        for number in range(1, amount + 1):
-            for name, make in makers.items():
-                yield Progress(phase=name, round=number - 1, rounds=amount)
-                measured[name].append(work.measured(name, number, make))
-                yield Progress(phase=name, round=number, rounds=amount)
-        found = work.audit(tier, quick, measured, result)
-        if tier == "quick" and (before := read_audit(run)) is not None:
-            found = before.model_copy(update={"quick": {**before.quick, **quick}})
+        scenario = build_scenario(config, machine, run)
+        made = AuditModels(config, scenario, run, machine, engine, names)
+        evaluator = Evaluator(scenario, machine.device)
+        if scenario.removed is None:
+            found = yield from audit_by_clients(
+                made, scenario, evaluator, run, names, tier, amount, result
+            )
+        else:
+            work = _Work(config, scenario, scenario.removed, run, machine, made, evaluator)
+            found = yield from work.audit(names, tier, amount, result)
+        made.close()
+        found = _beside_earlier(run, found, config.unlearning.methods)
         write_whole(run / AUDIT, found.model_dump_json(indent=1) + "\n")
+
+
+def _beside_earlier(run: Path, found: Audit, order: Sequence[str]) -> Audit:
+    """Return the audit together with what earlier ones found of other methods."""
+    try:
+        before = read_audit(run)
+    except StoreError:  # damaged, or of another version: it is written anew
+        before = None
+    if before is None:
+        return found
+    every = (ORIGIN, *order)
+    quick, methods = {**before.quick, **found.quick}, {**before.methods, **found.methods}
+    replaced = quick.keys() <= found.quick.keys() and methods.keys() <= found.methods.keys()
+    notes = found.notes if replaced else dict.fromkeys((*before.notes, *found.notes))
+    return (before if found.tier == "quick" else found).model_copy(
+        update={
+            "quick": {name: quick[name] for name in every if name in quick},
+            "methods": {name: methods[name] for name in every if name in methods},
+            "notes": list(notes),
+        }
+    )
+
+
+def tier_named(name: str) -> Tier:
+    """Return the tier of this name, or say which ones there are."""
+    for tier in MODELS:
+        if tier == name:
+            return tier
+    raise ConfigError(unknown("tier", name, MODELS, f"The tiers are {', '.join(MODELS)}."))
 
 
 def forecast(
@@ -127,12 +146,15 @@ def forecast(
     amount, config, result, names = _checked(run, tier, models, methods)
     spent = {name: result.methods[name].cost for name in (ORIGIN, *names)}
     seconds = {name: 0.0 if cost is None else cost.seconds for name, cost in spent.items()}
+    if config.data.members is not None:  # oracles alone are made
+        paths = (kept_path(run, ORACLE, number) for number in range(1, amount + 1))
+        return seconds[ORIGIN] * sum(not path.exists() for path in paths)
     for name in names:
         own = result.methods[name].training
         seconds[name] += 0.0 if own is None else own.cost.seconds
     seconds[ORACLE] = seconds[ORIGIN]
     missing = [
-        {name for name in seconds if not _kept(run, name, number).exists()}
+        {name for name in seconds if not kept_path(run, name, number).exists()}
         for number in range(1, amount + 1)
     ]
     longer = sum(
@@ -173,36 +195,56 @@ def _checked(
     return amount, config, result, list(dict.fromkeys(methods)) or there
 
 
-def _kept(run: Path, name: str, number: int) -> Path:
-    return run / FOLDER / f"{name}-{number}.safetensors"
-
-
 class _Work:
-    """Makes and measures the models of an audit, each under a seed of its own."""
+    """Measures the models of an audit on samples that are here."""
 
-    def __init__(self, config: Config, run: Path, machine: Machine, names: Sequence[str]) -> None:
-        scenario = build_scenario(config, machine, run)
-        if len(scenario.stages) > 1:
-            raise ConfigError("A run with later requests (deletion.then) cannot be audited yet.")
+    def __init__(
+        self,
+        config: Config,
+        scenario: Scenario,
+        removed: TensorExamples,
+        run: Path,
+        machine: Machine,
+        made: AuditModels,
+        evaluator: Evaluator,
+    ) -> None:
         self._config = config
         self._scenario = scenario
         self._run = run
-        self._names = names
-        self._federation = in_process(scenario, machine, "")
-        self._evaluator = Evaluator(scenario, machine.device)
+        self._made = made
+        self._evaluator = evaluator
         self._workspace = LocalWorkspace(scenario.model, machine.device, graphs=False)
-        self._trainings: dict[tuple[int, str | None], Trained] = {}
+        self._all = removed
         self._removed, self._unseen = self._compared()
-        self._canaries = chosen(self._all_removed(), scenario.canaries)
-        self._relearned = _spread(self._all_removed(), RELEARNED)
+        self._canaries = chosen(self._all, scenario.canaries)
+        self._relearned = _spread(self._all, RELEARNED)
         self._clients = [removal.split(c, scenario.requests) for c in scenario.clients]
-        origin = self._final(ORIGIN)
+        origin = made.final(ORIGIN)
         self._target = self._loss(origin, self._relearned) + MARGINS.memory
         self._before = self._on_remaining(origin)
 
+    def audit(
+        self, names: Sequence[str], tier: Tier, amount: int, result: Result
+    ) -> Generator[Progress, None, Audit]:
+        """Look at the run's models, make and measure ``amount`` others of each, and judge."""
+        made, quick = self._made, {}
+        for place, name in enumerate((ORIGIN, *names)):
+            yield Progress(phase=QUICK, round=place, rounds=len(names) + 1)
+            quick[name] = self.quick(name)
+        yield Progress(phase=QUICK, round=len(names) + 1, rounds=len(names) + 1)
+        makers: dict[str, Callable[[int], Params]] = {ORACLE: made.oracle, ORIGIN: made.origin}
+        makers |= {name: partial(made.unlearned, METHODS[name]) for name in names}
+        measured: dict[str, list[Measured]] = {name: [] for name in makers}
+        for number in range(1, amount + 1):
+            for name, make in makers.items():
+                yield Progress(phase=name, round=number - 1, rounds=amount)
+                measured[name].append(self.measured(name, number, make))
+                yield Progress(phase=name, round=number, rounds=amount)
+        return self._judged(tier, quick, measured, result)
+
     def quick(self, name: str) -> QuickAudit:
         """Look at the run's own model of a method."""
-        params = self._final(name)
+        params = self._made.final(name)
         found = [
             (margins(self._evaluator.logits(params, examples), examples.labels), examples.labels)
             for examples in (self._removed, self._unseen)
@@ -226,10 +268,6 @@ class _Work:
             ),
             harm=None if name == ORIGIN else self._harm(params),
         )
-
-    def _final(self, name: str) -> Params:
-        path = RunDirectory(self._run).checkpoint_path(name)
-        return load_checkpoint(path).params
 
     def _loss(self, params: Params, examples: TensorExamples) -> float:
         logits = self._evaluator.logits(params, examples)
@@ -262,7 +300,7 @@ class _Work:
 
     def measured(self, name: str, number: int, make: Callable[[int], Params]) -> Measured:
         """Return what is kept of a model's measurement; else make the model and measure it."""
-        path = _kept(self._run, name, number)
+        path = kept_path(self._run, name, number)
         if path.exists():
             kept = load_checkpoint(path)
             accuracy = float(kept.memo["accuracy"])
@@ -279,49 +317,6 @@ class _Work:
         save_checkpoint(path, Checkpoint(number, tensors, memo={"accuracy": accuracy}))
         return Measured(tensors["removed"], tensors["unseen"], accuracy)
 
-    def oracle(self, number: int) -> Params:
-        """Return a model that was trained without the removed samples, as long as the original."""
-        training = _varied(self._config.training, number)
-        seed = derive_seed(self._config.seed, ORACLE, number)  # no other model has it
-        fresh = fresh_params(self._federation.model, seed, "initial")
-        untrained = Trained(self._federation, fresh, training, seed)
-        return unlearn(untrained, self._scenario.requests, method=YARDSTICK).params
-
-    def origin(self, number: int) -> Params:
-        """Return a model that was trained with them."""
-        return self._trained(number, None).params
-
-    def unlearned(self, method: Method[Any], number: int) -> Params:
-        """Return a model that was trained with them and then unlearned them."""
-        own = self._config.methods[method.name].model_dump()
-        training = _varied(self._config.unlearning_training, number)
-        return unlearn(
-            self._trained(number, method.name if method.prepare is not None else None),
-            self._scenario.requests,
-            method=method,
-            rounds=self._config.unlearning.rounds,
-            test=self._scenario.test,
-            **{**training.model_dump(exclude={"rounds"}), **own},  # a name of both is the method's
-        ).params
-
-    def _trained(self, number: int, own: str | None) -> Trained:
-        """Train once under a seed, for all methods that start from the same training."""
-        if (number, own) not in self._trainings:
-            self._trainings = {key: t for key, t in self._trainings.items() if key[0] == number}
-            settings = _varied(self._config.training, number).model_dump()
-            if own is not None:
-                settings |= self._config.methods[own].model_dump()
-            kept = {
-                name: self._config.methods[name].model_dump()
-                for name in self._names
-                if own is None and METHODS[name].prepare is None
-            }
-            seed = self._config.seed + number
-            self._trainings[number, own] = train(
-                self._federation, seed=seed, method=own, keep_for=kept, **settings
-            )
-        return self._trainings[number, own]
-
     def _compared(self) -> tuple[TensorExamples, TensorExamples]:
         """Return removed samples, if possible without a trigger, and unseen ones like them."""
         scenario, clean = self._scenario, self._evaluator.clean_removed
@@ -329,16 +324,9 @@ class _Work:
             return clean, scenario.test
         if scenario.triggered is None:
             raise ConfigError("The run has no unseen samples to compare removed ones with.")
-        return self._all_removed(), scenario.triggered
+        return self._all, scenario.triggered
 
-    def _all_removed(self) -> TensorExamples:
-        if self._scenario.removed is None:
-            raise ConfigError(
-                "Only the clients of this run have the removed samples: it cannot be audited here."
-            )
-        return self._scenario.removed
-
-    def audit(
+    def _judged(
         self,
         tier: Tier,
         quick: dict[str, QuickAudit],
@@ -382,27 +370,6 @@ class _Work:
         )
 
 
-def with_places(
-    verdict: AuditVerdict, name: str, result: Result, harmed: Harm | None
-) -> AuditVerdict:
-    """Say on which class, and for which remaining client, most accuracy was lost in the run."""
-    said = []
-    both = (result.methods[key].final for key in (ORIGIN, name))
-    rows = [[] if final is None else final.per_class for final in both]
-    classes = {
-        str(label): now - was
-        for label, (was, now) in enumerate(zip(*rows, strict=True))
-        if was is not None and now is not None
-    }
-    clients = {} if harmed is None else {k: v.after - v.before for k, v in harmed.clients.items()}
-    for what, losses in (("on class", classes), ("for", clients)):
-        worst = min(losses, key=lambda key: losses[key], default=None)
-        if worst is not None and losses[worst] < 0:
-            said.append(f"{what} {worst} ({losses[worst]:+.1f} points)")
-    most = f" The run's model lost most, against origin, {' and '.join(said)}." if said else ""
-    return verdict.model_copy(update={"sentence": verdict.sentence + most})
-
-
 def _attack(own: Sequence[Measured], oracles: Sequence[Measured], *, full: bool) -> Attack:
     """Attack all models of both sides, on all removed samples."""
     sides = (_on("removed", own), _on("removed", oracles))
@@ -422,11 +389,6 @@ def _attack(own: Sequence[Measured], oracles: Sequence[Measured], *, full: bool)
         roc=roc_points(*ratios),
         epsilon=found,
     )
-
-
-def _varied(training: TrainingSettings, number: int) -> TrainingSettings:
-    rate = training.learning_rate * STEP_SIZES[number % len(STEP_SIZES)]
-    return training.model_copy(update={"learning_rate": rate})
 
 
 def _on(kind: str, models: Sequence[Measured]) -> Tensor:

@@ -91,7 +91,7 @@ def run_experiment(
                 outcomes[name] = replace(outcome, history_bytes=own)
             except DivergenceError as error:
                 stages = range(1, len(scenario.stages) + 1)
-                records = _numbered([run.load(_phase_name(name, stage))[1] for stage in stages])
+                records = _numbered([run.load(phase_name(name, stage))[1] for stage in stages])
                 outcomes[name] = Diverged(str(error), records)
                 rounds = config.unlearning.rounds
                 yield Progress(phase=name, round=len(records), rounds=rounds, diverged=str(error))
@@ -140,24 +140,27 @@ def _unlearning_plan(
     new: Sequence[DeletionRequest],
     stage: int = 1,
 ) -> Plan:
-    """Return the plan of a method's stage.
-
-    A stage lasts until the next request arrives, the last one for all rounds.
-    """
-    later = config.deletion.then
+    """Return the plan of a method's stage."""
     return unlearning_plan(
         trained,
         new,
         method,
         config.methods[method.name],
         training=config.unlearning_training,
-        rounds=later[stage - 1].after if stage <= len(later) else config.unlearning.rounds,
+        rounds=stage_rounds(config, stage),
         seed=config.seed,
         test=scenario.test,
     )
 
 
-def _phase_name(method: str, stage: int) -> str:
+def stage_rounds(config: Config, stage: int) -> int:
+    """Return how long a stage lasts: until the next request arrives; the last one all rounds."""
+    later = config.deletion.then
+    return later[stage - 1].after if stage <= len(later) else config.unlearning.rounds
+
+
+def phase_name(method: str, stage: int) -> str:
+    """Return the phase of a method's stage."""
     return method if stage == 1 else f"{method}.{stage}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from goldfish.experiments.client_setup import (
 from goldfish.flower import wire
 from goldfish.flower.client_store import ClientStore, StoredState, store_id
 from goldfish.flower.node import Node
-from goldfish.methods import METHODS, Method, fedavg, filing
+from goldfish.methods import METHODS, Method, auditing, fedavg, filing
 from goldfish.params import shapes_of
 from goldfish.randomness import seeded_globally
 from goldfish.training.workspace import MEMBERS, LocalWorkspace, ensemble_size
@@ -34,7 +34,8 @@ logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's ow
 def steps_of(methods: Iterable[Method[Any]]) -> dict[str, Step[Any]]:
     """Return the client's steps of all methods by name; one name stands for one step."""
     steps: dict[str, Step[Any]] = {}
-    for step in (fedavg.TRAIN, filing.FILE, *(s for method in methods for s in method.steps)):
+    shared: Sequence[Step[Any]] = (fedavg.TRAIN, filing.FILE, *auditing.STEPS)
+    for step in (*shared, *(s for method in methods for s in method.steps)):
         if steps.setdefault(step.name, step) != step:
             raise ConfigError(f"Two methods call different steps {step.name!r}: rename one.")
     actions = {wire.action(name): name for name in steps}
@@ -104,7 +105,7 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         client = client_of(task, setup, state, node)
         if setup.dataset is None:
             store.bury(client.id, removal.to_remember(client))
-        if task.step is not filing.FILE:
+        if task.step not in (filing.FILE, *auditing.STEPS):
             node.check_samples(len(client.retained))
         update = carry_out(task, setup, client, node)
         return wire.encode_answer(store.commit(order, update, state))
@@ -129,7 +130,8 @@ def task_of(received: wire.Received, constants: Mapping[str, Constant]) -> Task[
 def client_of(task: Task[Any], setup: ClientSetup, state: StoredState, node: Node) -> Client:
     """Read the client's data and split it by what the task's requests name."""
     examples = on_device(examples_of(setup, node), node.device)
-    client = Client(node.client_id, examples, state=state)
+    fewest = 1 if node.data is None else node.min_audited
+    client = Client(node.client_id, examples, state=state, fewest=fewest)
     return removal.split(client, task.requests, task.honoured)
 
 

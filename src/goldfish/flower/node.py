@@ -19,10 +19,13 @@ KNOWN = {
     "path": "where the data (npz, image-folder) lies on this machine; no other is ever read",
     "models": "factories of one's own that may be called here: package.module:factory, by spaces",
     "min-samples": "the fewest samples that the node learns from, where it has data of its own",
+    "min-audited": "the fewest samples that an audit is told of, where it has data of its own",
     "device": "cpu or cuda",
 }
 MIN_SAMPLES = 10
 """By default a node with data of its own learns from no fewer samples than these."""
+MIN_AUDITED = 20
+"""By default it tells an audit nothing of fewer samples than these."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Node:
     """The factories of one's own that a server may name."""
     min_samples: int = MIN_SAMPLES
     device: str = "cpu"
+    min_audited: int = MIN_AUDITED
 
     @classmethod
     def parse(cls, config: Mapping[str, Scalar]) -> Node:
@@ -57,9 +61,12 @@ class Node:
                 raise ConfigError(f'node-config: {name} is {value!r}; a text was expected: "...".')
         if "data" in config and "path" not in config:
             raise ConfigError(f"node-config: data={config['data']!r} needs path, where it lies.")
-        fewest = config.get("min-samples", MIN_SAMPLES)
-        if type(fewest) is not int or fewest < 0:
-            raise ConfigError(f"node-config: min-samples is {fewest!r}; a whole number from 0 on.")
+        fewest = {"min-samples": MIN_SAMPLES, "min-audited": MIN_AUDITED}
+        for name, usual in fewest.items():
+            number = config.get(name, usual)
+            if type(number) is not int or number < 0:
+                raise ConfigError(f"node-config: {name} is {number!r}; a whole number from 0 on.")
+            fewest[name] = number
         return cls(
             _client_id(config),
             Path(str(config["state-dir"])),
@@ -67,8 +74,9 @@ class Node:
             None if "data" not in config else str(config["data"]),
             None if "path" not in config else Path(str(config["path"])),
             tuple(str(config.get("models", "")).split()),
-            fewest,
+            fewest["min-samples"],
             str(config.get("device", "cpu")),
+            fewest["min-audited"],
         )
 
     def check_model(self, name: str) -> None:

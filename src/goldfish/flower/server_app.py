@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from goldfish.errors import ConfigError
+from goldfish.experiments.audit import audit_run, tier_named
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.runner import check_experiment, run_experiment
@@ -32,7 +33,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the app's settings name."""
+    """Run the experiment that the app's settings name, or audit it."""
     settings = context.run_config
     run_dir = _absolute(settings, "run-dir")
     machine = Machine(
@@ -42,15 +43,27 @@ def main(grid: Grid, context: Context) -> None:
         elsewhere=bool(settings.get("elsewhere")),
     )
     config = _config(settings, run_dir)
-    if not (run_dir / CONFIG).exists():
+    tier = str(settings.get("audit") or "")
+    if not tier and not (run_dir / CONFIG).exists():
         check_experiment(config, machine)
         with RunDirectory.open(run_dir, config.to_toml(), resume=False):
             pass  # who follows it finds the directory
     # A finished run has nothing to ask of anybody, and must not wait for nodes that are gone.
-    engine = engine_on(grid, config, greet=not (run_dir / RESULT).exists())
+    engine = engine_on(grid, config, greet=bool(tier) or not (run_dir / RESULT).exists())
     token = str(settings.get("token") or "")
     with alone_in(run_dir), ProgressLog(run_dir, token) as log:
-        for step in run_experiment(config, run_dir, machine, resume=True, engine=engine):
+        if tier:
+            steps = audit_run(
+                run_dir,
+                machine,
+                tier=tier_named(tier),
+                models=int(settings.get("models") or 0) or None,
+                methods=str(settings.get("methods") or "").split(),
+                engine=engine,
+            )
+        else:
+            steps = run_experiment(config, run_dir, machine, resume=True, engine=engine)
+        for step in steps:
             log.write(step.model_dump())
             logger.info("%s: round %d of %d", step.phase, step.round, step.rounds)
 

@@ -1,4 +1,4 @@
-"""``goldfish run`` on Flower: hand a run to the SuperLink and follow it to its end.
+"""``goldfish run`` and ``audit`` on Flower: hand a run to the SuperLink, follow it to its end.
 
 The server app writes into the run directory on this machine, which is therefore the machine of the
 SuperLink; the lines that it leaves there are followed. Flower's own command line does the rest, as
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import tomli_w
 
 from goldfish import errors
+from goldfish.audits import Tier
 from goldfish.data.sources import ENVIRONMENT_VARIABLE
 from goldfish.errors import ConfigError, DeploymentError, GoldfishError, StoreError
 from goldfish.experiments.config import Config, load_config
@@ -36,6 +37,7 @@ from goldfish.flower.ops.processes import end_as_usual
 from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
 from goldfish.results import Progress
 from goldfish.store import CONFIG, RunDirectory
+from goldfish.types import Scalar
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
 CONNECTION = "goldfish"
@@ -90,32 +92,67 @@ def run_on_flower(
     Closing the iterator, or an interruption, stops the Flower run. ``tell`` gets what the user
     should know meanwhile.
     """
-    require_flower()
-    _refuse_settings_of_one_process(machine)
-    if config.flower.superlink is None:
-        raise ConfigError(
-            'engine = "flower" needs a SuperLink: name its address in the [flower] table '
-            '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
-        )
+    refuse_to_submit(config.flower, machine)
     check_experiment(config, machine, out if resume else None)
     if resume:
         _wait_until_left(out, ENDING_FOR)
         _adopt_settings(config, out)
     with RunDirectory.open(out, config.to_toml(), resume=resume):
         lock = claim(out / SUBMIT_LOCK)
+    with lock:
+        yield from _follow(config.flower, out, machine, tell, f"goldfish run {out} --resume")
+
+
+def audit_on_flower(
+    config: Config,
+    run: Path,
+    machine: Machine,
+    *,
+    tier: Tier,
+    models: int | None = None,
+    methods: Sequence[str] = (),
+    tell: Tell = _keep_quiet,
+) -> Iterator[Progress]:
+    """Yield the progress of an audit on Flower, as ``audit_run`` does of one in this process."""
+    refuse_to_submit(config.flower, machine)
+    _wait_until_left(run, ENDING_FOR)
+    what: dict[str, Scalar] = {"audit": tier, "models": models or 0, "methods": " ".join(methods)}
+    with claim(run / SUBMIT_LOCK, "audit another run"):
+        yield from _follow(config.flower, run, machine, tell, f"goldfish audit {run}", what)
+
+
+def refuse_to_submit(settings: FlowerSettings, machine: Machine) -> None:
+    """Raise where Flower, its SuperLink, or settings that make sense with them are missing."""
+    require_flower()
+    _refuse_settings_of_one_process(machine)
+    if settings.superlink is None:
+        raise ConfigError(
+            'engine = "flower" needs a SuperLink: name its address in the [flower] table '
+            '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
+        )
+
+
+def _follow(
+    settings: FlowerSettings,
+    out: Path,
+    machine: Machine,
+    tell: Tell,
+    again: str,
+    command: Mapping[str, Scalar] | None = None,
+) -> Iterator[Progress]:
+    """Submit the app, yield its progress, and end it if it is not followed to its end."""
     data_dir = machine.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
-    with lock, tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
-        submission = Submission(Path(temporary), config.flower, out, tell)
+    own: dict[str, Scalar] = {
+        "run-dir": str(out.resolve()),
+        "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
+        "device": machine.device,
+        "threads": machine.threads or 1,
+        "elsewhere": machine.elsewhere,
+    }
+    with tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
+        submission = Submission(Path(temporary), settings, out, tell, again)
         try:
-            submission.start(
-                {
-                    "run-dir": str(out.resolve()),
-                    "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
-                    "device": machine.device,
-                    "threads": machine.threads or 1,
-                    "elsewhere": machine.elsewhere,
-                }
-            )
+            submission.start({**own, **(command or {})})
             yield from submission.follow()
         finally:
             submission.stop()
@@ -154,11 +191,17 @@ class Submission:
     """A run that was handed to a SuperLink."""
 
     def __init__(
-        self, folder: Path, settings: FlowerSettings, out: Path, tell: Tell = _keep_quiet
+        self,
+        folder: Path,
+        settings: FlowerSettings,
+        out: Path,
+        tell: Tell = _keep_quiet,
+        again: str = "",
     ) -> None:
         self._folder = folder
         self._out = out
         self._tell = tell
+        self._again = again or f"goldfish run {out} --resume"
         self._token = secrets.token_hex(8)
         self._place = 0
         self._started = False
@@ -284,7 +327,7 @@ class Submission:
         self._find_run()
         return StoreError(
             f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} has what "
-            f"it said. Go on with: goldfish run {self._out} --resume"
+            f"it said. Go on with: {self._again}"
         )
 
     def _going(self) -> bool:

@@ -37,10 +37,14 @@ class Evidence:
 
 def evidence(audit: Audit) -> Iterator[Evidence]:
     """Return the figures that carry the verdicts, each with its table."""
-    if audit.methods:
+    if any(own.memory for own in audit.methods.values()):
         yield _shifts(audit)
+    if any(own.attack for own in audit.methods.values()):
         yield _rates(audit)
-    yield _relearning(audit)
+    if any(own.relearning for own in audit.quick.values()):
+        yield _relearning(audit)
+    elif any(own.membership for own in audit.quick.values()):
+        yield _membership(audit)
     if any(own.harm for own in audit.quick.values()):
         yield _harm(audit)
 
@@ -71,11 +75,11 @@ def _rates(audit: Audit) -> Evidence:
     lines = [
         Line(
             name,
-            [false for false, _ in own.attack.roc if false >= LOWEST_RATE],
-            [max(true, LOWEST_RATE) for false, true in own.attack.roc if false >= LOWEST_RATE],
-            said=f"{100 * own.attack.at_1_percent.rate:.1f}",
+            [false for false, _ in attack.roc if false >= LOWEST_RATE],
+            [max(true, LOWEST_RATE) for false, true in attack.roc if false >= LOWEST_RATE],
+            said=f"{100 * attack.at_1_percent.rate:.1f}",
         )
-        for name, own in audit.methods.items()
+        for name, attack in _attacks(audit).items()
     ]
     y = Scale(LOWEST_RATE, 1.0, "", _share_mark, _share_mark, log=True)
     x = replace(
@@ -92,14 +96,35 @@ def _rates(audit: Audit) -> Evidence:
     )
 
 
+def _attacks(audit: Audit) -> dict[str, Attack]:
+    return {name: own.attack for name, own in audit.methods.items() if own.attack is not None}
+
+
+def _membership(audit: Audit) -> Evidence:
+    found = {name: own.membership for name, own in audit.quick.items() if own.membership}
+    axis = Scale(0.0, 1.0, "share of pairs of a removed and an unseen sample", _mark, _mark)
+    rows = {name: [own.rate] for name, own in found.items()}
+    means = {name: (own.rate, own.low, own.high) for name, own in found.items()}
+    return Evidence(
+        Strips("Membership attack", rows, axis, means=means),
+        "How often a removed sample has a larger margin than an unseen one of its class, in the "
+        "run's one model of each method; 0.5 is chance. The line is the 95 % interval.",
+        _table(
+            list(audit.quick),
+            [("membership attack", [share(own.membership) for own in audit.quick.values()])],
+        ),
+    )
+
+
 def _relearning(audit: Audit) -> Evidence:
-    curves = {name: own.relearning.curve for name, own in audit.quick.items()}
+    found = {name: own.relearning for name, own in audit.quick.items() if own.relearning}
+    curves = {name: own.curve for name, own in found.items()}
     lines = [
         Line(
             name,
             list(range(len(curve))),
             [max(loss, LOWEST_LOSS) for loss in curve],
-            said=_steps(len(curve), statistics.median_high(_counted(audit.quick[name].relearning))),
+            said=_steps(len(curve), statistics.median_high(_counted(found[name]))),
         )
         for name, curve in curves.items()
         if name != ORIGIN
@@ -187,33 +212,37 @@ def quick_table(audit: Audit, result: Result) -> Table:
 def audit_table(audit: Audit) -> Table:
     """Return what the many models of each method show beside the oracles."""
     own = list(audit.methods.values())
-    none = [""] if audit.noise else []
+    noise = [audit.noise] if audit.noise else []
+    none = ["" for _ in noise]
     columns = [
         ("memory", [difference(method.memory) for method in own] + none),
         ("accuracy,\npoints", [difference(method.accuracy) for method in own] + none),
         (
             "distance:\nremoved / unseen",
-            [distances(d) for d in (*(m.distances for m in own), audit.noise)],
+            [distances(d) for d in (*(m.distances for m in own), *noise)],
         ),
-        ("KLoM", [distances(d) for d in (*(m.klom for m in own), audit.noise_klom)]),
-        ("attack at\n1 %", [percent(100 * m.attack.at_1_percent.rate) for m in own] + none),
+        ("KLoM", [distances(m.klom) for m in own] + [distances(audit.noise_klom)] * len(none)),
     ]
-    if any(method.attack.epsilon for method in own):
-        rates = [percent(100 * m.attack.at_01_percent.rate) for m in own]
+    attacks = _attacks(audit).values()
+    if attacks:
+        rates = [percent(100 * attack.at_1_percent.rate) for attack in attacks]
+        columns.append(("attack at\n1 %", rates + none))
+    if any(attack.epsilon for attack in attacks):
+        rates = [percent(100 * attack.at_01_percent.rate) for attack in attacks]
         columns.append(("at\n0.1 %", rates + none))
-        columns.append(("epsilon", [epsilon(method.attack) for method in own] + none))
-    return _table([*audit.methods, ORACLES], columns)
+        columns.append(("epsilon", [epsilon(attack) for attack in attacks] + none))
+    return _table([*audit.methods, *([ORACLES] if none else [])], columns)
 
 
 def attack_table(audit: Audit) -> Table:
     """Return how much the attack finds, with 95 % intervals."""
-    attacks = [own.attack for own in audit.methods.values()]
+    attacks = _attacks(audit).values()
     columns = [
         ("at 1 %", [rate(attack.at_1_percent) for attack in attacks]),
         ("at 0.1 %", [rate(attack.at_01_percent) for attack in attacks]),
         ("epsilon", [epsilon(attack) for attack in attacks]),
     ]
-    return _table(list(audit.methods), columns)
+    return _table(list(_attacks(audit)), columns)
 
 
 def harm_table(audit: Audit) -> Table:
@@ -268,7 +297,12 @@ def audit_counts(audit: Audit) -> str:
     samples = f"{count(audit.removed)} removed and {count(audit.unseen)} unseen samples"
     if not audit.models:
         return f"One model of each method, {samples}."
-    return f"{audit.models} models of each method and as many oracles, {samples}."
+    found = [own.memory for own in audit.methods.values() if own.memory]
+    oracles = {audit.models, *(own.oracles for own in found)}  # of audits one after the other
+    models = " or ".join(map(str, sorted(oracles)))
+    if any(own.unlearned == 1 for own in found):
+        return f"One model of each method and {models} oracles, {samples}."
+    return f"{models} models of each method and as many oracles, {samples}."
 
 
 def share(rate: Rate | None) -> str:
@@ -289,12 +323,14 @@ def canaries(own: QuickAudit) -> str:
     return NOTHING if found is None else f"{round(found.rate * found.count)} of {found.count}"
 
 
-def relearned(found: Relearning) -> str:
+def relearned(found: Relearning | None) -> str:
     """Format in how many steps removed samples fit again, over the orders.
 
     >>> relearned(Relearning(curve=[1.0] * 101, steps=[3, 5, None]))
     '3 to >100'
     """
+    if found is None:
+        return NOTHING
     steps, last = _counted(found), len(found.curve)
     return " to ".join(dict.fromkeys(_steps(last, step) for step in (min(steps), max(steps))))
 

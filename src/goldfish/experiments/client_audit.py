@@ -1,0 +1,115 @@
+"""An audit of a run whose clients alone have the removed samples (``data.members``).
+
+Clients never train on removed samples again, so there is one model of each method: that of the run.
+Oracles are trained by the federation; then the clients look at all models, one after the other, and
+tell means and counts (:mod:`goldfish.methods.auditing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import torch
+
+from goldfish.audits import Audit, AuditedMethod, AuditVerdict, QuickAudit, Tier
+from goldfish.evaluation.attacks import margins
+from goldfish.evaluation.audit import (
+    Shifted,
+    band,
+    class_weights,
+    difference,
+    shifts,
+    verdict_on,
+)
+from goldfish.evaluation.harm import with_places
+from goldfish.experiments.audit_models import FOLDER, ORACLE, AuditModels, kept_path
+from goldfish.experiments.evaluator import Evaluator
+from goldfish.experiments.scenario import Scenario
+from goldfish.methods.auditing import Witnesses
+from goldfish.results import ORIGIN, Progress, Result
+from goldfish.store import Checkpoint, load_checkpoint, save_checkpoint
+from goldfish.types import Params
+
+LOOKS = "clients look"
+
+ONE_MODEL = (
+    "Only the clients have the removed samples, and they do not train on them again: each method "
+    "has the one model of the run. What needs more of them is left out (distance, attack, epsilon, "
+    "relearning)."
+)
+
+
+def audit_by_clients(
+    made: AuditModels,
+    scenario: Scenario,
+    evaluator: Evaluator,
+    run: Path,
+    names: Sequence[str],
+    tier: Tier,
+    amount: int,
+    result: Result,
+) -> Generator[Progress, None, Audit]:
+    """Make ``amount`` oracles, let the clients look at all models, and judge by what they tell."""
+    for number in range(1, amount + 1):
+        yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
+        path = kept_path(run, ORACLE, number)
+        if not path.exists():
+            save_checkpoint(path, Checkpoint(number, made.oracle(number)))
+        yield Progress(phase=ORACLE, round=number, rounds=amount)
+    own = (ORIGIN, *names)
+    oracles = {f"{ORACLE}-{n}": kept_path(run, ORACLE, n) for n in range(1, amount + 1)}
+    witnesses = Witnesses(made.federation(FOLDER), scenario.requests, scenario.num_classes)
+    labels = scenario.test.labels.cpu()
+    quick: dict[str, QuickAudit] = {}
+    unseen, accuracy = {}, {}
+    for place, name in enumerate((*own, *oracles)):
+        yield Progress(phase=LOOKS, round=place, rounds=len(own) + amount)
+        params: Params = (
+            load_checkpoint(oracles[name]).params if name in oracles else made.final(name)
+        )
+        logits = evaluator.logits(params, scenario.test)
+        unseen[name] = margins(logits, labels)
+        accuracy[name] = evaluator.scores(logits).accuracy
+        if name in oracles:
+            witnesses.look_at_oracle(name, params)
+        else:
+            quick[name] = witnesses.look(name, params, unseen[name], labels)
+    yield Progress(phase=LOOKS, round=len(own) + amount, rounds=len(own) + amount)
+    told = witnesses.shifts() if oracles else {}
+    removed = witnesses.labels
+    found = Audit(
+        tier=tier,
+        removed=len(removed),
+        unseen=len(labels),
+        relearned=0,
+        quick=quick,
+        models=amount,
+        notes=[ONE_MODEL, *witnesses.notes],
+    )
+    if not oracles:
+        return found
+    if not len(removed):
+        nothing = AuditVerdict(
+            word="not enough evidence",
+            sentence=f"No client tells of removed samples. {' '.join(witnesses.notes)}".strip(),
+        )
+        methods = {name: AuditedMethod(**nothing.model_dump()) for name in own}
+        return found.model_copy(update={"methods": methods})
+    weights = class_weights(removed, labels)
+    of_oracles = torch.stack([unseen[name] for name in oracles])
+    theirs = torch.tensor([told[name] for name in oracles], dtype=torch.float64)
+
+    def shifted(name: str) -> Shifted:
+        ours = torch.tensor([told[name]], dtype=torch.float64)
+        return Shifted((ours, theirs), shifts(unseen[name].unsqueeze(0), of_oracles, weights))
+
+    methods = {}
+    for name in own:
+        apart = difference([accuracy[name]], [accuracy[oracle] for oracle in oracles])
+        verdict = verdict_on(shifted(name), apart, shifted(ORIGIN))
+        if verdict.word == "damaged":
+            verdict = with_places(verdict, name, result, quick[name].harm)
+        methods[name] = AuditedMethod(**verdict.model_dump())
+    noise = band(methods[ORIGIN].oracles)
+    return found.model_copy(update={"methods": methods, "band": noise})
