@@ -26,7 +26,7 @@ dependencies = []
 publisher = "goldfish"
 
 [tool.flwr.app.components]
-serverapp = "goldfish.flower.server_app:app"
+{serverapp}
 clientapp = "goldfish.flower.client_app:app"
 
 [tool.flwr.app.config]
@@ -58,9 +58,19 @@ SETTINGS: Mapping[str, Scalar] = {
 """The app's settings and their defaults."""
 
 
-def write_app_folder(folder: Path, settings: Mapping[str, Scalar]) -> None:
-    """Write the app's ``pyproject.toml`` into ``folder``, with these settings."""
-    values = {"version": __version__, **SETTINGS, **settings}
+SERVER_APP = "goldfish.flower.server_app:app"
+"""The server's side of a run."""
+
+
+def write_app_folder(
+    folder: Path, settings: Mapping[str, Scalar], server_app: str = SERVER_APP
+) -> None:
+    """Write the app's ``pyproject.toml`` into ``folder``, with these settings.
+
+    Those that another ``server_app`` has beside :data:`SETTINGS` stand at the end.
+    """
+    values = {"version": __version__, "serverapp": server_app, **SETTINGS, **settings}
     lines = {name: tomli_w.dumps({name: value}).strip() for name, value in values.items()}
     text = re.sub(r"\{([\w-]+)\}", lambda found: lines[found[1]], APP)
-    write_whole(folder / "pyproject.toml", text)
+    more = {name: value for name, value in settings.items() if name not in SETTINGS}
+    write_whole(folder / "pyproject.toml", text + tomli_w.dumps(more))

@@ -21,7 +21,7 @@ from goldfish.experiments.client_setup import (
 from goldfish.flower import wire
 from goldfish.flower.client_store import ClientStore, StoredState, store_id
 from goldfish.flower.node import Node
-from goldfish.methods import METHODS, Method, fedavg, filing
+from goldfish.methods import METHODS, Method, fedavg, filing, purging
 from goldfish.params import shapes_of
 from goldfish.randomness import seeded_globally
 from goldfish.training.workspace import MEMBERS, LocalWorkspace, ensemble_size
@@ -34,7 +34,8 @@ logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's ow
 def steps_of(methods: Iterable[Method[Any]]) -> dict[str, Step[Any]]:
     """Return the client's steps of all methods by name; one name stands for one step."""
     steps: dict[str, Step[Any]] = {}
-    for step in (fedavg.TRAIN, filing.FILE, *(s for method in methods for s in method.steps)):
+    shared: tuple[Step[Any], ...] = (fedavg.TRAIN, filing.FILE, purging.PURGE)
+    for step in (*shared, *(s for method in methods for s in method.steps)):
         if steps.setdefault(step.name, step) != step:
             raise ConfigError(f"Two methods call different steps {step.name!r}: rename one.")
     actions = {wire.action(name): name for name in steps}
@@ -97,6 +98,9 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         where = f"round {order.context.round} of {order.context.phase}"
         logger.info("task %.8s: %s, %s", order.id, order.step, where)
         task = task_of(received, store.constants(order))
+        if task.step is purging.PURGE:  # it needs neither data nor model
+            store.purge(order, task.settings.keep)
+            return wire.encode_answer(wire.Answer(order.id, purging.purged(task), 0))
         setup, state = ClientSetup.from_json(store.setup(order)), store.state(order)
         torch.set_num_threads(order.threads)
         if setup.dataset is not None:  # an experiment, which trains with all of it again
@@ -129,6 +133,8 @@ def task_of(received: wire.Received, constants: Mapping[str, Constant]) -> Task[
 def client_of(task: Task[Any], setup: ClientSetup, state: StoredState, node: Node) -> Client:
     """Read the client's data and split it by what the task's requests name."""
     examples = on_device(examples_of(setup, node), node.device)
+    if setup.salt is not None:
+        state.tombstones |= set(setup.ids).difference(examples.ids)
     client = Client(node.client_id, examples, state=state)
     return removal.split(client, task.requests, task.honoured)
 

@@ -20,7 +20,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -200,6 +200,23 @@ class ClientStore:
                 "DELETE FROM tombstones WHERE client = ? AND sample = ?",
                 [(client_id, sample) for sample in samples],
             )
+
+    def purge(self, order: Order, keep: Collection[str]) -> None:
+        """Delete what the client keeps of a run, and every model that it was sent, for good.
+
+        The shard models of the phases in ``keep`` stay, and so do tombstones.
+        """
+        own = [order.run, order.client_id]
+        with self._transaction():
+            for table in ("answers", "cache"):
+                self._db.execute(f"DELETE FROM {table} WHERE run = ? AND client = ?", own)  # noqa: S608
+            query = "SELECT number, key FROM state WHERE run = ? AND client = ?"
+            for number, key in self._db.execute(query, own).fetchall():
+                if key.partition("/")[0] not in keep:
+                    self._db.execute("DELETE FROM state WHERE number = ?", [number])
+            self._db.execute("DELETE FROM kept WHERE digest != ?", [order.setup])
+        self._sweep()
+        self._db.execute("VACUUM")  # no byte of a deleted row stays
 
     def commit(self, order: Order, update: Update, state: StoredState) -> Answer:
         """Keep the answer to an order and the change of the state, both or neither."""

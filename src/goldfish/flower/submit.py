@@ -30,14 +30,17 @@ from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
-from goldfish.files import claim, write_whole
-from goldfish.flower.app_folder import write_app_folder
+from goldfish.files import claim, make_folder, write_whole
+from goldfish.flower.app_folder import SERVER_APP, write_app_folder
 from goldfish.flower.ops.processes import end_as_usual
 from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
 from goldfish.results import Progress
 from goldfish.store import CONFIG, RunDirectory
+from goldfish.types import Scalar
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
+PROJECT_APP = "goldfish.project.server_app:app"
+"""The server's side of a project's commands."""
 CONNECTION = "goldfish"
 """The name under which Flower's own configuration knows the SuperLink."""
 FLWR = (sys.executable, "-P", "-m", "flwr.cli.app")
@@ -90,32 +93,71 @@ def run_on_flower(
     Closing the iterator, or an interruption, stops the Flower run. ``tell`` gets what the user
     should know meanwhile.
     """
-    require_flower()
-    _refuse_settings_of_one_process(machine)
-    if config.flower.superlink is None:
-        raise ConfigError(
-            'engine = "flower" needs a SuperLink: name its address in the [flower] table '
-            '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
-        )
+    refuse_to_submit(config.flower, machine)
     check_experiment(config, machine, out if resume else None)
     if resume:
         _wait_until_left(out, ENDING_FOR)
         _adopt_settings(config, out)
     with RunDirectory.open(out, config.to_toml(), resume=resume):
         lock = claim(out / SUBMIT_LOCK)
+    with lock:
+        yield from _follow(config.flower, out, machine, tell, f"goldfish run {out} --resume")
+
+
+def project_on_flower(
+    settings: FlowerSettings,
+    out: Path,
+    machine: Machine,
+    command: Mapping[str, Scalar],
+    *,
+    tell: Tell = _keep_quiet,
+) -> Iterator[Progress]:
+    """Yield the progress of a project's command, which its own server app carries out.
+
+    ``out`` is where that app tells what it does; ``command`` are its settings, ``command`` and
+    ``project`` among them.
+    """
+    refuse_to_submit(settings, machine)
+    make_folder(out)
+    _wait_until_left(out, ENDING_FOR)
+    with claim(out / SUBMIT_LOCK, "choose another project"):
+        again = f"goldfish {command['command']}"
+        yield from _follow(settings, out, machine, tell, again, PROJECT_APP, command)
+
+
+def refuse_to_submit(settings: FlowerSettings, machine: Machine) -> None:
+    """Raise where Flower, its SuperLink, or settings that make sense with them are missing."""
+    require_flower()
+    _refuse_settings_of_one_process(machine)
+    if settings.superlink is None:
+        raise ConfigError(
+            'engine = "flower" needs a SuperLink: name its address in the [flower] table '
+            '(superlink = "127.0.0.1:8000", and insecure = true or root_certificates).'
+        )
+
+
+def _follow(
+    settings: FlowerSettings,
+    out: Path,
+    machine: Machine,
+    tell: Tell,
+    again: str,
+    server_app: str = SERVER_APP,
+    command: Mapping[str, Scalar] | None = None,
+) -> Iterator[Progress]:
+    """Submit the app, yield its progress, and end it if it is not followed to its end."""
     data_dir = machine.data_dir or os.environ.get(ENVIRONMENT_VARIABLE)
-    with lock, tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
-        submission = Submission(Path(temporary), config.flower, out, tell)
+    own: dict[str, Scalar] = {
+        "run-dir": str(out.resolve()),
+        "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
+        "device": machine.device,
+        "threads": machine.threads or 1,
+        "elsewhere": machine.elsewhere,
+    }
+    with tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
+        submission = Submission(Path(temporary), settings, out, tell, again)
         try:
-            submission.start(
-                {
-                    "run-dir": str(out.resolve()),
-                    "data-dir": str(Path(data_dir).resolve()) if data_dir else "",
-                    "device": machine.device,
-                    "threads": machine.threads or 1,
-                    "elsewhere": machine.elsewhere,
-                }
-            )
+            submission.start({**own, **(command or {})}, server_app)
             yield from submission.follow()
         finally:
             submission.stop()
@@ -154,11 +196,18 @@ class Submission:
     """A run that was handed to a SuperLink."""
 
     def __init__(
-        self, folder: Path, settings: FlowerSettings, out: Path, tell: Tell = _keep_quiet
+        self,
+        folder: Path,
+        settings: FlowerSettings,
+        out: Path,
+        tell: Tell = _keep_quiet,
+        again: str = "",
     ) -> None:
         self._folder = folder
         self._out = out
         self._tell = tell
+        self._again = again
+        """The command that goes on with it."""
         self._token = secrets.token_hex(8)
         self._place = 0
         self._started = False
@@ -172,9 +221,9 @@ class Submission:
         write_whole(self._home / "config.toml", connection(settings))
         self._environment = {**os.environ, **QUIET, "FLWR_HOME": str(self._home)}
 
-    def start(self, settings: Mapping[str, Any]) -> None:
+    def start(self, settings: Mapping[str, Scalar], server_app: str = SERVER_APP) -> None:
         """Submit the app, and have what it logs written to the run directory."""
-        write_app_folder(self._folder / "app", {**settings, "token": self._token})
+        write_app_folder(self._folder / "app", {**settings, "token": self._token}, server_app)
         (self._out / LOG).unlink(missing_ok=True)
         with (self._out / FLOWER_LOG).open("wb") as log:
             self._child = subprocess.Popen(  # noqa: S603 (our own arguments)
@@ -284,7 +333,7 @@ class Submission:
         self._find_run()
         return StoreError(
             f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} has what "
-            f"it said. Go on with: goldfish run {self._out} --resume"
+            f"it said. Go on with: {self._again}"
         )
 
     def _going(self) -> bool:

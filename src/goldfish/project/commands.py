@@ -44,6 +44,7 @@ def _open(folder: Path) -> Iterator[Project]:
     from goldfish.project.project import Project
 
     with Project.open(folder) as project:
+        project.tell = say
         yield project
 
 
@@ -77,7 +78,7 @@ def train(
             say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
             return
         steps = opened.train(_machine(data_dir, device, workers))
-        show_progress(steps, "goldfish train")
+        show_progress(steps, "goldfish train", close=opened.settings.on_flower)
         _say_version(opened, opened.current())
 
 
@@ -229,7 +230,7 @@ def unlearn(
     with _open(project) as opened:
         before = opened.current().number
         steps = opened.unlearn(_machine(data_dir, device, workers), method)
-        show_progress(steps, "goldfish unlearn")
+        show_progress(steps, "goldfish unlearn", close=opened.settings.on_flower)
         version = opened.current()
         if version.number > before:
             _say_version(opened, version)
@@ -240,7 +241,7 @@ def unlearn(
 @app.command()
 def status(project: Folder = HERE) -> None:
     """Show requests, model versions, due dates and what is overdue."""
-    from goldfish.report.formatting import plural
+    from goldfish.report.formatting import listing, plural
 
     with _open(project) as opened:
         versions, requests = opened.ledger.versions(), opened.ledger.requests()
@@ -263,6 +264,11 @@ def status(project: Folder = HERE) -> None:
         elif pending:
             waiting = plural(len(pending), "request")
             say(f"Still to be handled: {waiting}. 'goldfish plan', then 'goldfish unlearn'.")
+        elif away := opened.outstanding():
+            say(
+                f"{listing(away)} was not there, and still keeps what was made from removed "
+                "samples: 'goldfish purge' when it is back."
+            )
         elif opened.ledger.artefacts("quarantined"):
             say("Old models that know removed samples are still there: 'goldfish purge'.")
         else:
@@ -288,7 +294,10 @@ def purge(
         gone = opened.purge(dry_run=dry_run)
         for artefact in gone:
             say(f"{'would be' if dry_run else 'is'} deleted: {artefact.path} ({artefact.kind})")
-        if not gone:
+        away = opened.outstanding()
+        if away and not dry_run:
+            say(f"Not there, and still to be purged: {', '.join(away)}.")
+        elif not gone:
             say("Nothing descends from removed samples.")
 
 

@@ -91,7 +91,12 @@ class Case:
     def outstanding(self) -> list[str]:
         """What descends from the removed samples and is still there, in words."""
         left = [a for a in self.descendants if a.state != "purged"]
-        return [f"{a.path} ({a.kind}, {a.state})" for a in left]
+        return [
+            f"what {a.client} keeps of version {a.version} on its own disk"
+            if a.client
+            else f"{a.path} ({a.kind}, {a.state})"
+            for a in left
+        ]
 
     @property
     def purged(self) -> list[str]:

@@ -81,6 +81,11 @@ class ProjectFolder:
         """Return where a version is made."""
         return self.path / "work" / f"v{number}"
 
+    @property
+    def flower(self) -> Path:
+        """Return where a server app tells what it does."""
+        return self.path / "work" / "flower"
+
     def rounds(self, number: int) -> RunDirectory:
         """Return the folder in which a version is made, for its rounds."""
         make_folder(self.work(number))

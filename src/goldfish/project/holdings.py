@@ -8,11 +8,10 @@ project still knows a removed sample when it meets it again.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import importlib
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,10 @@ import torch
 
 from goldfish.data import DatasetExamples, Partition, Subset, TensorExamples, as_examples
 from goldfish.errors import ConfigError, DataError
+from goldfish.experiments.client_setup import ClientSetup, ModelSetup, key_of, with_keys
 from goldfish.experiments.scenario import Machine, Scenario, divide, load_data
-from goldfish.models import model_factory
 from goldfish.project.settings import ProjectSettings
 from goldfish.types import Client, ClientState, DeletionRequest, Examples, ModelFactory
-
-
-def key_of(salt: str, sample_id: str, client: str | None = None) -> str:
-    """Return a sample's key; with ``client`` its id is that client's own."""
-    name = sample_id if client is None else f"{client}\0{sample_id}"
-    return hmac.digest(bytes.fromhex(salt), name.encode(), "sha256").hex()[:32]
 
 
 @dataclass(frozen=True)
@@ -41,12 +34,17 @@ class Holdings:
     data: Mapping[str, Examples]
     """What is there of it."""
     test: TensorExamples
-    model: ModelFactory
-    class_names: Sequence[str]
+    told: ClientSetup
+    """What every client is told of the federation; of itself see :meth:`scenario`."""
     ids: Mapping[str, str]
     """The id of each sample that is there, by its key; never written."""
     digest: str | None
     """Of the data, where ids are positions in it, which mean nothing in other data."""
+
+    @property
+    def model(self) -> ModelFactory:
+        """What builds the model."""
+        return self.told.model.factory()
 
     def missing(self, client: str) -> set[str]:
         """Return the keys of a client's samples that are not there any more."""
@@ -73,12 +71,16 @@ class Holdings:
 
     def scenario(
         self,
-        clients: Sequence[Client],
+        gone: Mapping[str, Collection[str]],
         device: str,
         requests: Sequence[DeletionRequest] = (),
         removed: Mapping[str, Collection[str]] | None = None,
     ) -> Scenario:
-        """Return what models are measured by; ``removed`` are the keys that requests name."""
+        """Return the clients, and what models are measured by.
+
+        The samples that are ``gone`` are left out; ``removed`` are the keys that requests name.
+        """
+        clients = self.clients(gone)
         parts, holders = [], []
         for client in clients:
             wanted = set((removed or {}).get(client.id, ()))
@@ -91,11 +93,19 @@ class Holdings:
         return Scenario(
             clients=clients,
             model=self.model,
-            setups={},
+            setups={
+                client.id: replace(
+                    self.told,
+                    client_id=client.id,
+                    ids=tuple(self.manifest.clients[client.id]),
+                    gone=tuple(sorted(client.state.tombstones)),
+                )
+                for client in clients
+            },
             partition=self.manifest,
             stages=[list(requests)],
             test=self.test.to(device),
-            class_names=self.class_names,
+            class_names=self.told.class_names,
             removed=together,
             poisoned=none,
             canaries=none,
@@ -119,10 +129,9 @@ def load_holdings(
     seed, named = settings.tables.seed, settings.tables.data
     data = load_data(named, seed, machine.data_dir)
     plain = data.train
-    keys = [key_of(salt, sample_id) for sample_id in plain.ids]
-    train = TensorExamples(plain.images, plain.labels, keys, mean=plain.mean, std=plain.std)
+    train = with_keys(plain, salt)
     if manifest is None:
-        key = dict(zip(plain.ids, keys, strict=True))
+        key = dict(zip(plain.ids, train.ids, strict=True))
         parts = divide(named, seed, plain)
         clients = {c: tuple(key[i] for i in ids) for c, ids in parts.clients.items()}
         manifest = Partition(parts.kind, seed, clients)
@@ -132,9 +141,8 @@ def load_holdings(
         manifest,
         _held(manifest, dict.fromkeys(manifest.clients, on_device)),
         data.test,
-        _model(settings, data.test, data.num_classes),
-        data.class_names,
-        dict(zip(keys, plain.ids, strict=True)),
+        _told(settings, salt, data.test, data.class_names),
+        dict(zip(train.ids, plain.ids, strict=True)),
         digest,
     )
 
@@ -157,8 +165,7 @@ def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Ho
         manifest,
         _held(manifest, named),
         in_memory,
-        _model(settings, in_memory, labels + 1),
-        [str(label) for label in range(labels + 1)],
+        _told(settings, salt, in_memory, [str(label) for label in range(labels + 1)]),
         ids,
         _digest(positional) if positional else None,
     )
@@ -200,15 +207,14 @@ def _held(manifest: Partition, data: Mapping[str, Examples]) -> dict[str, Exampl
     return held
 
 
-def _model(settings: ProjectSettings, test: TensorExamples, classes: int) -> ModelFactory:
-    model = settings.tables.model
+def _told(
+    settings: ProjectSettings, salt: str, test: TensorExamples, class_names: Sequence[str]
+) -> ClientSetup:
+    """Return what all clients are told: the model, where the data is, how samples are named."""
+    model, data = settings.tables.model, settings.tables.data
     shape = tuple(test.images.shape[1:])
-    return model_factory(
-        model.name,
-        num_classes=classes,
-        image_shape=shape,  # type: ignore[arg-type]
-        options=model.options,
-    )
+    setup = ModelSetup(model.name, model.options, len(class_names), shape)  # type: ignore[arg-type]
+    return ClientSetup("", setup, tuple(class_names), data.name, data.path, salt=salt)
 
 
 def _positions(ids: Sequence[str], drawn: bool = False) -> bool:

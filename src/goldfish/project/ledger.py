@@ -59,6 +59,8 @@ NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
 }
 """Where an artefact may go from each state: a quarantined one comes back if it was a mistake."""
 DUE_DAYS = 30
+CLIENT_STATE = "client state"
+"""The kind of an artefact that lies on a client's own disk: ``clients/ID/vN``."""
 MANIFEST_KEY, FORGOTTEN = "manifest key", "ids forgotten"
 
 _SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
@@ -137,6 +139,12 @@ class Artefact:
     manifests: Mapping[str, Sequence[str]]
     """The data that it descends from: of each client, the digests of its manifests."""
     state: str = "current"
+
+    @property
+    def client(self) -> str:
+        """The client that keeps it on its own disk; empty for what lies in the project."""
+        own = self.path.removeprefix("clients/").rpartition("/")[0]
+        return own if self.kind == CLIENT_STATE else ""
 
 
 class Ledger:

@@ -7,7 +7,7 @@ and what the ledger says happened, happened.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,12 +19,15 @@ import torch
 
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
+from goldfish.experiments.client_setup import key_of
+from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.federation import InProcess
 from goldfish.files import sha256_of, write_whole
+from goldfish.flower.submit import project_on_flower
 from goldfish.methods import (
     METHODS,
     Method,
@@ -37,16 +40,17 @@ from goldfish.methods import (
     notes_of,
 )
 from goldfish.methods.filing import file
+from goldfish.methods.purging import purge
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project.asking import Asked, Registry
 from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.holdings import Holdings
-from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
+from goldfish.project.ledger import CLIENT_STATE, Artefact, Kind, Ledger, Request, State, Version
 from goldfish.project.settings import AUTO, ProjectSettings
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.settings import Settings
 from goldfish.store import KeptHistory
-from goldfish.types import DeletionRequest, States
+from goldfish.types import DeletionRequest, Federation, States
 from goldfish.unlearning.optimization import shard_numbers
 from goldfish.workflow import (
     Work,
@@ -107,12 +111,18 @@ class ProjectPlan:
 
 
 class Project:
-    """A project directory. :meth:`init` makes one, :meth:`open` opens it; a context manager."""
+    """A project directory. :meth:`init` makes one, :meth:`open` opens it; a context manager.
+
+    With ``engine = "flower"`` in its settings, what needs the clients is handed over to a server
+    app, where ``engine`` is set. ``tell`` gets what the user should know meanwhile.
+    """
 
     def __init__(self, files: ProjectFolder, ledger: Ledger) -> None:
         self.files = files
         self.folder = files.path
         self.ledger = ledger
+        self.engine: EngineFactory | None = None if files.settings.on_flower else _in_process
+        self.tell: Callable[[str], None] = lambda _sentence: None
 
     def __enter__(self) -> Self:
         return self
@@ -150,15 +160,17 @@ class Project:
 
         Nothing is yielded where a version is there already.
         """
+        if self.engine is None:
+            yield from self._hand_over("train", machine)
+            return
         with self._working():
             if self.ledger.versions():
                 self.files.refuse_changes()
                 return
             holdings = self.files.holdings(machine, begin=True)
             tables, rounds = self.settings.tables, self.files.rounds(1)
-            clients = holdings.clients({})
-            federation = _federation(holdings, {}, machine)
-            scenario = holdings.scenario(clients, machine.device)
+            scenario = holdings.scenario({}, machine.device)
+            federation = self.engine(scenario, machine, self._run_id)
             own = _own_training(self.settings)
             kept: set[int] = set()
             if own is None:
@@ -191,10 +203,15 @@ class Project:
                 states=done.states,
             )
             facts = _facts(evaluator.measure(done.params), [r.cost for r in done.records])
+            if self.settings.on_flower:
+                facts["kept"] = {client: [todo.phase] for client in federation.client_ids}
             self._publish(trained, "train", facts, {})
 
     def adopt(self, checkpoint: Path, machine: Machine) -> Version:
         """Take a model that was trained elsewhere, with this project's data, as version 1."""
+        if self.engine is None:
+            list(self._hand_over("import", machine, str(checkpoint.resolve())))
+            return self.current()
         with self._working():
             if self.ledger.versions() or self.files.work(1).exists():
                 raise StoreError(
@@ -204,10 +221,10 @@ class Project:
             state = _read_state(checkpoint)
             holdings = self.files.holdings(machine, begin=True)
             tables = self.settings.tables
-            federation = _federation(holdings, {}, machine)
+            scenario = holdings.scenario({}, machine.device)
+            federation = self.engine(scenario, machine, self._run_id)
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
-            scenario = holdings.scenario(holdings.clients({}), machine.device)
             facts = _facts(Evaluator(scenario, machine.device).measure(trained.params), [])
             return self._publish(trained, "import", facts, {})
 
@@ -219,7 +236,7 @@ class Project:
             raise ConfigError(f"{self.folder} has no model yet. Run 'goldfish train' first.")
         return versions[-1]
 
-    def load(self, version: Version, federation: InProcess) -> Trained:
+    def load(self, version: Version, federation: Federation) -> Trained:
         """Return a model version, once its file is seen to be the one that was written."""
         model = self.files.model(version.number)
         state = {a.path: a.state for a in self.ledger.artefacts()}.get(self.files.name(model))
@@ -310,7 +327,7 @@ class Project:
 
         Times are those of a few measured steps, scaled by what the training took here.
         """
-        now = self._now(machine)
+        now = self._now(machine, _in_process)  # methods are rehearsed here
         asked = self._ask(self.pending(), now)
         tables = self.settings.tables
         known = [v.facts["cost"] for v in self.ledger.versions() if v.facts["cost"]["samples"]]
@@ -339,14 +356,17 @@ class Project:
         A pass that was interrupted goes on, with the requests that it began with. Where "auto" took
         the fast method, and it failed or its model lost too much accuracy, the pass retrains.
         """
+        if self.engine is None:
+            yield from self._hand_over("unlearn", machine, method or "")
+            return
         with self._working():
-            now = self._now(machine)
+            now = self._now(machine, self.engine)
+            self._purge_clients(now.trained.federation)
             rounds = self.files.rounds(len(self.ledger.versions()) + 1)
             begun, asked = self._begin(now, rounds.path, method)
             held = now.holdings
-            clients = held.clients(now.registry.gone)
             named = asked.of_clients()
-            scenario = held.scenario(clients, machine.device, asked.requests, named)
+            scenario = held.scenario(now.registry.gone, machine.device, asked.requests, named)
             evaluator = Evaluator(scenario, machine.device)
             before = evaluator.measure(now.trained.params, asked.requests)
             base = max(before.accuracy, self._base_accuracy(now.version))
@@ -396,6 +416,8 @@ class Project:
                 honoured=[d for d in leaves if d not in lost],
             )
             gone = now.registry.gone
+            if self.settings.on_flower:
+                facts["kept"] = _phases(now.version, making, removed)
             free = {client: keys | removed.get(client, set()) for client, keys in gone.items()}
             self._publish(after, begun.method, facts, free, parent=now.version, requests=honoured)
             for request, reason in failed.items():
@@ -416,35 +438,96 @@ class Project:
                 )
             with self.ledger.together():
                 for artefact in self.ledger.artefacts("current"):
-                    self.ledger.move_artefact(artefact.path, "purged", rejected=True)
+                    if artefact.kind == CLIENT_STATE:  # it is there until its client is reached
+                        self.ledger.move_artefact(artefact.path, "quarantined", rejected=True)
+                    else:
+                        self.ledger.move_artefact(artefact.path, "purged", rejected=True)
                 for artefact in before:
                     self.ledger.move_artefact(artefact.path, "current")
                 self._fail(rejected.requests, f"v{rejected.number} was rejected")
             remove(self.files.version(rejected.number))
         return self.current()
 
-    def purge(self, *, dry_run: bool = False) -> list[Artefact]:
+    def purge(self, machine: Machine | None = None, *, dry_run: bool = False) -> list[Artefact]:
         """Delete what descends from removed samples, and return it; requests are then closed.
 
-        To purge is to accept the newest version: there is no way back.
+        To purge is to accept the newest version: there is no way back. On Flower clients delete
+        what they keep, too. As long as one cannot be reached, requests are not closed: its part is
+        quarantined, and deleted by the next purge or unlearning that reaches it.
         """
-        with self._working():
-            old = self.ledger.artefacts("quarantined")
-            if dry_run:
-                return old
-            for artefact in old:
-                remove(self.folder / artefact.path)
-            for number in {a.version for a in old if a.version is not None}:
-                remove(self.files.version(number))
-            with self.ledger.together():
-                for artefact in old:
-                    self.ledger.move_artefact(artefact.path, "purged")
-                for request in self.ledger.requests("audited"):
-                    self.ledger.move(request.id, "closed")
-            self.ledger.forget_ids(*(r.id for r in self.ledger.requests("closed")))
+        old = self.ledger.artefacts("quarantined")
+        if dry_run or not (old or self.ledger.requests("audited")):
             return old
+        if self.engine is None:
+            list(self._hand_over("purge", machine or Machine()))
+        else:
+            with self._working():
+                self._purge(machine or Machine(), self.engine)
+        left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
+        return [artefact for artefact in old if artefact.path not in left]
+
+    def outstanding(self) -> list[str]:
+        """Return the clients that must still delete what they keep, since a purge or a reject."""
+        return sorted({artefact.client for artefact in self._client_states()})
 
     # Parts of the above
+
+    @property
+    def _run_id(self) -> str:
+        """The name under which clients keep what belongs to this project."""
+        return key_of(self.files.pinned().salt, "run", "project")
+
+    def _hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
+        """Let a server app, which can reach the clients, carry a command out."""
+        with private():
+            yield from project_on_flower(
+                self.settings.tables.flower,
+                self.files.flower,
+                machine,
+                {"project": str(self.folder), "command": command, "what": what},
+                tell=self.tell,
+            )
+
+    def _purge(self, machine: Machine, engine: EngineFactory) -> None:
+        old = [a for a in self.ledger.artefacts("quarantined") if a.kind != CLIENT_STATE]
+        for artefact in old:
+            remove(self.folder / artefact.path)
+        for number in {a.version for a in old if a.version is not None}:
+            remove(self.files.version(number))
+        with self.ledger.together():
+            for artefact in old:
+                self.ledger.move_artefact(artefact.path, "purged")
+        done = self.ledger.requests("audited", "closed")
+        self.ledger.forget_ids(*(request.id for request in done))
+        if self._client_states():
+            self._purge_clients(self._now(machine, engine).trained.federation)
+        self._close()
+
+    def _client_states(self) -> list[Artefact]:
+        """Return what clients keep of versions that are purged or rejected."""
+        artefacts = self.ledger.artefacts()
+        over = {a.version for a in artefacts if a.kind == "model" and a.state == "purged"}
+        states = [a for a in artefacts if a.kind == CLIENT_STATE and a.state == "quarantined"]
+        return [artefact for artefact in states if artefact.version in over]
+
+    def _purge_clients(self, federation: Federation) -> None:
+        """Let the clients that are there delete what they keep of versions that are over."""
+        states = self._client_states()
+        kept = self.current().facts.get("kept", {})
+        named = dict.fromkeys(artefact.client for artefact in states)
+        done = purge(federation, {c: kept.get(c, []) for c in named}) if named else []
+        with self.ledger.together():
+            for artefact in states:
+                if artefact.client in done:
+                    self.ledger.move_artefact(artefact.path, "purged")
+
+    def _close(self) -> None:
+        """Close the requests of which nothing is left, in this folder or with a client."""
+        if self.ledger.artefacts("quarantined"):
+            return
+        with self.ledger.together():
+            for request in self.ledger.requests("audited"):
+                self.ledger.move(request.id, "closed")
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -462,10 +545,11 @@ class Project:
         gone, salt = self.files.gone(version.number), self.files.pinned().salt
         return Registry(self.files.manifest(), gone, salt, self.settings.own_data)
 
-    def _now(self, machine: Machine) -> _Now:
+    def _now(self, machine: Machine, engine: EngineFactory) -> _Now:
         version = self.current()
         registry, holdings = self._registry(version), self.files.holdings(machine)
-        federation = _federation(holdings, registry.gone, machine)
+        scenario = holdings.scenario(registry.gone, machine.device)
+        federation = engine(scenario, machine, self._run_id)
         return _Now(version, registry, holdings, self.load(version, federation))
 
     def _ask(self, requests: Sequence[Request], now: _Now) -> Asked:
@@ -598,6 +682,13 @@ class Project:
                 self.ledger.add_artefact(
                     self.files.name(history), "updates", version=number, manifests=manifests
                 )
+            for client in manifests if self.settings.on_flower else ():
+                self.ledger.add_artefact(
+                    f"clients/{client}/v{number}",
+                    CLIENT_STATE,
+                    version=number,
+                    manifests=manifests,
+                )
             for request in requests:
                 self._advance(request, "unlearned", version=number)
                 self._advance(request, "audited", measures=facts["measures"])
@@ -605,10 +696,11 @@ class Project:
         return version
 
 
-def _federation(holdings: Holdings, gone: Mapping[str, set[str]], machine: Machine) -> InProcess:
+def _in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess:
+    """Return the engine whose clients all live in this process, and remember what is removed."""
     return InProcess(
-        holdings.clients(gone),
-        holdings.model,
+        scenario.clients,
+        scenario.model,
         workers=machine.workers,
         threads=machine.threads,
         device=machine.device,
@@ -645,6 +737,18 @@ def _free(
         return states
     others = {c: dict(kept) for c, kept in before.items() if c not in touched}
     return {**others, **{c: {**others.get(c, {}), **kept} for c, kept in states.items()}}
+
+
+def _phases(
+    before: Version, making: _Making, touched: Mapping[str, object]
+) -> dict[str, list[str]]:
+    """Return the phases of which each client may keep shard models: as :func:`_free`."""
+    own, alone = making.plan.phase, making.method.prepare is not None
+    kept: Mapping[str, list[str]] = before.facts.get("kept", {})
+    return {
+        client: [*(kept.get(client, []) if alone and client not in touched else []), own]
+        for client in making.plan.federation.client_ids
+    }
 
 
 def _measures(final: Final) -> dict[str, Any]:

@@ -1,0 +1,194 @@
+"""A project whose clients are nodes: the real server app, client app and messages, on folders."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from tests.flower.conftest import LocalGrid
+from tests.project.conftest import MACHINE, make_project
+from tests.project.test_project import ids_of, model_digest
+from typer.testing import CliRunner
+
+from goldfish.cli import app as cli
+from goldfish.errors import GoldfishError
+from goldfish.flower.app_folder import SETTINGS
+from goldfish.flower.client_store import ClientStore
+from goldfish.flower.progress import LOG, read_lines
+from goldfish.flower.submit import error_named
+from goldfish.project.evidence import case_of
+from goldfish.project.project import Project
+from goldfish.project.server_app import app
+from goldfish.results import Progress
+
+FLOWER = 'engine = "flower"\n[flower]\nsuperlink = "h:1"\npoll = 0.001\npatience = 0.05\n'
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalGrid:
+    """Three nodes that read the project's data; commands reach them without a SuperLink."""
+    there = LocalGrid(
+        {
+            10 + n: {
+                "partition-id": n,
+                "state-dir": str(tmp_path / "state" / f"node-{n}"),
+                "path": str(tmp_path / "data.npz"),
+            }
+            for n in range(3)
+        }
+    )
+    hand_over_to(there, monkeypatch)
+    return there
+
+
+def hand_over_to(grid: LocalGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server app of a command run here, and tell what it does as it does elsewhere."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def carry_out(_flower: Any, out: Path, machine: Any, own: Any, tell: Any) -> Iterator[Progress]:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / LOG).unlink(missing_ok=True)
+        settings = {**SETTINGS, "run-dir": str(out), "threads": machine.threads or 1, **own}
+        with contextlib.suppress(GoldfishError):  # it is told below
+            app(grid, Context(1, 1, {}, RecordDict(), settings))
+        for entry in read_lines(out / LOG, 0)[0]:
+            if "error" in entry:
+                raise error_named(entry["error"], entry["message"])
+            if "phase" in entry:
+                yield Progress.model_validate(entry)
+
+    monkeypatch.setattr("goldfish.project.project.project_on_flower", carry_out)
+
+
+def make_flower_project(folder: Path, more: str = "") -> Project:
+    make_project(folder, more).ledger.close()
+    path = folder / "goldfish.toml"
+    engine, _, table = FLOWER.partition("\n")
+    path.write_text(f"{engine}\n{path.read_text()}\n{table}")
+    return Project.open(folder)
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["", 'shards = 3\nshard_mode = "isolated"\n[unlearning]\nmethod = "sisa"'],
+    ids=["auto", "sisa"],
+)
+def test_both_engines_give_the_same_bits(
+    tmp_path: Path, grid: LocalGrid, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    """Two requests, each purged, so that what is kept after a purge is what the next one needs."""
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "5a" * count)
+    found = []
+    for make in (make_project, make_flower_project):
+        with make(tmp_path / make.__name__, more) as project:
+            list(project.train(MACHINE))
+            for client in ("client-1", "client-2"):
+                project.forget(client, samples=ids_of(project, client, 2), machine=MACHINE)
+                project.plan(MACHINE, ["retrain"] if not more else ["sisa"])
+                list(project.unlearn(MACHINE))
+                project.purge()
+            found.append([v.facts["cost"]["samples"] for v in project.ledger.versions()])
+            found.append([model_digest(project, 3)])
+            assert {r.state for r in project.ledger.requests()} == {"closed"}
+            assert project.ledger.verify() == []
+    assert found[:2] == found[2:]
+
+
+def files_under(*folders: Path) -> list[Path]:
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+def where(needles: dict[str, bytes], *folders: Path) -> set[str]:
+    """Return the names of what is found in any file, or in the name of one."""
+    texts = [path.read_bytes() + str(path).encode() for path in files_under(*folders)]
+    return {name for name, bits in needles.items() if any(bits in text for text in texts)}
+
+
+@pytest.mark.parametrize("method", ["auto", "goldfish", "sisa"])
+def test_after_a_purge_nothing_of_removed_samples_is_anywhere(
+    tmp_path: Path, grid: LocalGrid, method: str
+) -> None:
+    """Neither ids, pixels nor the label, nor a file of a model, an update or logits that knew them.
+
+    The label is looked for as requests are written: that is found before the purge.
+    """
+    more = f'shards = 2\nshard_mode = "isolated"\n[unlearning]\nmethod = "{method}"'
+    state = tmp_path / "state"
+    with make_flower_project(tmp_path / "project", more) as project:
+        list(project.train(MACHINE))
+        removed = ids_of(project, "client-1", 3)
+        data = np.load(tmp_path / "data.npz")
+        pixels = dict(zip(data["ids_train"].tolist(), data["x_train"], strict=True))
+        needles = {
+            **{f"id of {name}": name.encode() for name in removed},
+            **{f"pixels of {name}": pixels[name].tobytes() for name in removed},
+            "label": b'["2"]',
+        }
+        project.forget("client-1", samples=removed, machine=MACHINE)
+        project.forget("client-2", label=2, machine=MACHINE)
+        knew = {path.read_bytes() for path in files_under(project.files.version(1))}
+        places = [project.folder, state]
+        assert where(needles, *places) == {*(f"id of {name}" for name in removed), "label"}
+        list(project.unlearn(MACHINE))
+        knew |= {path.read_bytes() for path in state.rglob("*.safetensors")}
+        assert len(knew) > 4
+        project.purge()
+        assert where(needles, *places) == set()
+        last = {
+            bits
+            for client, kept in project.current().facts["kept"].items()
+            for bits in own_arrays(state, int(client[-1]) - 1, kept)
+        }
+        still = {path.read_bytes() for path in files_under(*places)} & knew
+        assert still <= last
+        assert bool(last) == (method != "auto")
+        assert [r.state for r in project.ledger.requests()] == ["closed"] * 2
+
+
+def own_arrays(state: Path, node: int, phases: list[str]) -> set[bytes]:
+    """Return the files of the shard models that a client keeps, all of them of these phases."""
+    with ClientStore(state / f"node-{node}") as store:
+        rows = store._db.execute("SELECT key, digest FROM state").fetchall()
+        assert {key.partition("/")[0] for key, _ in rows} <= set(phases)
+        return {store._file(digest).read_bytes() for _, digest in rows if digest}
+
+
+def test_a_client_that_is_offline_is_purged_when_it_returns(
+    tmp_path: Path, grid: LocalGrid
+) -> None:
+    """It is outstanding, and the request open, until the next purge or unlearning reaches it."""
+    with make_flower_project(tmp_path / "project") as project:
+        list(project.train(MACHINE))
+        project.forget("client-1", samples=ids_of(project, "client-1", 2), machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        away = grid.nodes.pop(12)
+        project.purge()
+        assert project.outstanding() == ["client-3"]
+        assert not project.files.version(1).exists()
+        assert [r.state for r in project.ledger.requests()] == ["audited"]
+        (left,) = case_of(project.ledger, "R-0001").outstanding
+        assert left == "what client-3 keeps of version 1 on its own disk"
+        said = CliRunner().invoke(cli, ["status", "--project", str(project.folder)]).stdout
+        assert "client-3 was not there" in said
+        grid.nodes[12] = away
+        assert [a.path for a in project.purge()] == ["clients/client-3/v1"]
+        assert [r.state for r in project.ledger.requests()] == ["closed"]
+
+        del grid.nodes[12]
+        project.forget("client-1", samples=ids_of(project, "client-1", 2), machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        project.purge()
+        assert project.outstanding() == ["client-3"]
+        grid.nodes[12] = away
+        project.forget("client-2", samples=ids_of(project, "client-2", 1), machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        assert project.outstanding() == []
+        project.purge()
+        assert [r.state for r in project.ledger.requests()] == ["closed"] * 3
