@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from tests.flower.conftest import LocalGrid
-from tests.project.conftest import MACHINE, make_project
+from tests.project.conftest import MACHINE, make_project, write_data
 from tests.project.test_project import ids_of, model_digest
 from typer.testing import CliRunner
 
 from goldfish.cli import app as cli
-from goldfish.errors import GoldfishError
+from goldfish.errors import ConfigError, DataError, GoldfishError, QuorumError
 from goldfish.flower.app_folder import SETTINGS
 from goldfish.flower.client_store import ClientStore
 from goldfish.flower.progress import LOG, read_lines
@@ -192,3 +192,119 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         assert project.outstanding() == []
         project.purge()
         assert [r.state for r in project.ledger.requests()] == ["closed"] * 3
+
+
+OWN = """
+from pathlib import Path
+from goldfish.data import load_half
+
+def load():
+    here = Path(__file__).parent.parent
+    clients = {n: load_half("npz", here / f"{n}.npz", "train")[0] for n in ("a", "b", "c")}
+    return clients, load_half("npz", here / "data.npz", "test")[0]
+"""
+
+
+@pytest.fixture
+def members(tmp_path: Path, grid: LocalGrid) -> LocalGrid:
+    """The same three nodes, each with a file of its own; the server has the test set."""
+    write_data(tmp_path / "data.npz")
+    for number, (node, name) in enumerate(zip(list(grid.nodes), "abc", strict=True)):
+        write_part(tmp_path, name, range(20 * number, 20 * number + 20))
+        own = {"client-id": name, "data": "npz", "path": str(tmp_path / f"{name}.npz")}
+        grid.nodes[node] = {**own, "state-dir": grid.nodes[node]["state-dir"]}
+    return grid
+
+
+def write_part(folder: Path, name: str, places: Sequence[int], ids: bool = True) -> None:
+    whole = np.load(folder / "data.npz")
+    named = [key for key in ("x_train", "y_train", "ids_train") if ids or key != "ids_train"]
+    np.savez(folder / f"{name}.npz", **{key: whole[key][list(places)] for key in named})
+
+
+def make_own_project(folder: Path, data: str, more: str = "") -> Project:
+    """Return a project of the members' data: read by a function here, or by their nodes."""
+    make = make_flower_project if "members" in data else make_project
+    make(folder, more).ledger.close()
+    path = folder / "goldfish.toml"
+    lines = 'name = "npz"\npath = "../data.npz"\nclients = 3\n'
+    assert lines in path.read_text()
+    path.write_text(path.read_text().replace(lines, data))
+    (folder / f"{folder.name}_data.py").write_text(OWN)
+    return Project.open(folder)
+
+
+MEMBERS = 'name = "npz"\npath = "../data.npz"\nmembers = ["a", "b", "c"]\n'
+
+
+def test_clients_with_data_of_their_own_give_the_bits_of_one_process(
+    tmp_path: Path, members: LocalGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples, a class, and a client that leaves, one after the other.
+
+    The plan reckons without their data: retraining takes 2 rounds of the 58 samples that stay.
+    """
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "5a" * count)
+    found = []
+    for data, name in (('name = "here_data:load"\n', "here"), (MEMBERS, "there")):
+        with make_own_project(tmp_path / name, data) as project:
+            list(project.train(MACHINE))
+            project.forget("a", samples=["patient-003-zq", "patient-004-zq"], machine=MACHINE)
+            advice = project.plan(MACHINE, ["retrain"]).advice
+            assert advice.estimates[0].cost.samples == 2 * 58
+            list(project.unlearn(MACHINE))
+            project.forget("b", label=1, machine=MACHINE)
+            list(project.unlearn(MACHINE))
+            project.purge()
+            project.forget("c", machine=MACHINE)
+            list(project.unlearn(MACHINE))
+            found.append(
+                [(v.made_by, v.facts["cost"]["samples"]) for v in project.ledger.versions()]
+            )
+            found.append([(model_digest(project, 3), model_digest(project, 4))])
+            held = {client: len(ids) for client, ids in project.samples(MACHINE).items()}
+            assert held == {"a": 18, "b": 14, "c": 0}
+    assert found[:2] == found[2:]
+
+
+def test_requests_to_clients_with_data_of_their_own_are_checked_by_what_they_said(
+    tmp_path: Path, members: LocalGrid
+) -> None:
+    """No id travels when they say what they hold; unknown ids are listed, and nothing is filed."""
+    with make_own_project(tmp_path / "project", MEMBERS) as project:
+        list(project.train(MACHINE))
+        sent = b"".join(str(message.content).encode() for message in members.sent)
+        assert b"patient" not in sent
+        with pytest.raises(ConfigError, match="a never had 1 of these samples: patient-030-zq"):
+            project.forget("a", samples=["patient-030-zq"], machine=MACHINE)
+        assert project.ledger.requests() == []
+        request = project.forget("b", label=1, machine=MACHINE)
+        away = members.nodes.pop(11)
+        with pytest.raises(QuorumError, match="b is not there, and it alone knows"):
+            list(project.unlearn(MACHINE))
+        members.nodes[11] = away
+        write_part(tmp_path, "c", range(41, 60))
+        with pytest.raises(DataError, match=r"no request names them: 1 of c\. Put them back"):
+            list(project.unlearn(MACHINE))
+        project.forget("c", samples=["patient-040-zq"], machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        assert project.current().made_by == "retrain"
+        assert project.ledger.request(request.id).state == "audited"
+        project.purge()
+        removed = [f"patient-{n:03}-zq" for n in (22, 25, 28, 31, 34, 37, 40)]
+        needles = {name: name.encode() for name in removed}
+        assert where(needles, project.folder, tmp_path / "state") == set()
+        with ClientStore(tmp_path / "state" / "node-1") as store:
+            known = store.buried("b", [f"patient-{n:03}-zq" for n in range(20, 40)])
+            assert known == set(removed[:-1])
+
+
+def test_clients_whose_samples_have_no_ids_are_refused(tmp_path: Path, members: LocalGrid) -> None:
+    write_part(tmp_path, "b", range(20), ids=False)
+    with make_own_project(tmp_path / "project", MEMBERS) as project:
+        with pytest.raises(ConfigError, match=r"b: .*samples have no ids but their positions"):
+            list(project.train(MACHINE))
+        members.nodes.pop(11)
+        with pytest.raises(QuorumError, match="b did not say what it holds"):
+            list(project.train(MACHINE))
+        assert not (project.folder / "manifest.json").exists()

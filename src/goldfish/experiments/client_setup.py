@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def shared_examples(
         )
     train = load(setup.dataset or "", data_dir, path=path if setup.path else None).train
     if setup.salt is not None:
-        return _left(setup, with_keys(train, setup.salt))
+        return left_of(setup, with_keys(train, setup.salt))
     if setup.poisoned:
         train = with_trigger(train, setup.poisoned, setup.backdoor)
     train = with_canaries(train, setup.canaries)
@@ -114,7 +114,7 @@ def shared_examples(
     return partitions.split(train, one)[setup.client_id]
 
 
-def own_examples(setup: ClientSetup, kind: str, path: Path) -> Subset:
+def own_examples(setup: ClientSetup, kind: str, path: Path) -> TensorExamples:
     """Read the data that the client has of its own, and see that it fits the federation's model."""
     examples, _ = load_half(kind, path, "train", setup.class_names)
     shape = tuple(examples.images.shape[1:])
@@ -123,7 +123,17 @@ def own_examples(setup: ClientSetup, kind: str, path: Path) -> Subset:
             f"{path}: a sample has the shape {list(shape)}, but the federation's model takes "
             f"{list(setup.model.image_shape)}."
         )
-    return Subset(examples, torch.arange(len(examples)))
+    if setup.salt is not None and are_positions(examples.ids):
+        raise ConfigError(
+            f"{path}: samples have no ids but their positions, which mean other samples once one "
+            "is deleted. Give them ids (ids_train, or files in folders): a project needs them."
+        )
+    return examples
+
+
+def are_positions(ids: Sequence[str]) -> bool:
+    """Tell whether ids are places in the data, and no names."""
+    return list(ids) == [str(place) for place in range(len(ids))]
 
 
 def with_keys(examples: TensorExamples, salt: str, client: str | None = None) -> TensorExamples:
@@ -134,7 +144,7 @@ def with_keys(examples: TensorExamples, salt: str, client: str | None = None) ->
     )
 
 
-def _left(setup: ClientSetup, examples: TensorExamples) -> Subset:
+def left_of(setup: ClientSetup, examples: TensorExamples) -> Subset:
     """Return what is left of the samples that a project's client had at first, in their order."""
     place = {key: position for position, key in enumerate(examples.ids)}
     gone = set(setup.gone)

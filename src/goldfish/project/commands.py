@@ -113,6 +113,8 @@ def clients(
         print_table(("client", "samples"), ((name, str(len(ids))) for name, ids in held.items()))
     elif client not in held:
         raise ConfigError(unknown("client", client, held, "'goldfish clients' lists all."))
+    elif opened.settings.members is not None:
+        raise ConfigError(f"The ids of its samples are known to {client} alone.")
     else:
         typer.echo("\n".join(held[client]))
 

@@ -11,16 +11,23 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from goldfish.data import DatasetExamples, Partition, Subset, TensorExamples, as_examples
 from goldfish.errors import ConfigError, DataError
-from goldfish.experiments.client_setup import ClientSetup, ModelSetup, key_of, with_keys
-from goldfish.experiments.scenario import Machine, Scenario, divide, load_data
+from goldfish.experiments.client_setup import (
+    ClientSetup,
+    ModelSetup,
+    are_positions,
+    key_of,
+    with_keys,
+)
+from goldfish.experiments.scenario import Machine, Scenario, divide, load_data, load_test
 from goldfish.project.settings import ProjectSettings
 from goldfish.types import Client, ClientState, DeletionRequest, Examples, ModelFactory
 
@@ -40,6 +47,22 @@ class Holdings:
     """The id of each sample that is there, by its key; never written."""
     digest: str | None
     """Of the data, where ids are positions in it, which mean nothing in other data."""
+    classes: Mapping[tuple[str, int], set[str]] = field(default_factory=dict)
+    """What of a client's data is of a class, where it alone knows, and was asked."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether clients have data of their own: ``data`` only stands for it, in number."""
+        return self.told.dataset is None
+
+    def held(self, there: Mapping[str, Sequence[str]]) -> Holdings:
+        """Return this with what clients with data of their own say that they hold.
+
+        Of those that say nothing, all is taken to be there.
+        """
+        keys = {**self.manifest.clients, **there}
+        stand_ins = {client: StandIns(self.test, own) for client, own in keys.items()}
+        return replace(self, data={c: Subset(own, range(len(own))) for c, own in stand_ins.items()})
 
     @property
     def model(self) -> ModelFactory:
@@ -52,6 +75,8 @@ class Holdings:
 
     def of_class(self, client: str, label: int) -> set[str]:
         """Return the keys of a client's samples of a class, of those that are there."""
+        if (client, label) in self.classes:
+            return self.classes[client, label]
         held = self.data[client]
         return {k for k, own in zip(held.ids, held.labels.tolist(), strict=True) if own == label}
 
@@ -83,7 +108,7 @@ class Holdings:
         clients = self.clients(gone)
         parts, holders = [], []
         for client in clients:
-            wanted = set((removed or {}).get(client.id, ()))
+            wanted = set() if self.elsewhere else set((removed or {}).get(client.id, ()))
             found = [p for p, key in enumerate(client.retained.ids) if key in wanted]
             if found:
                 parts.append(_in_memory(Subset(client.retained, found)))
@@ -126,6 +151,8 @@ def load_holdings(
         sys.path.append(str(folder))
     if settings.own_data:
         return _own(settings, salt, manifest)
+    if settings.members is not None:
+        return _elsewhere(settings, machine, salt, manifest)
     seed, named = settings.tables.seed, settings.tables.data
     data = load_data(named, seed, machine.data_dir)
     plain = data.train
@@ -136,15 +163,50 @@ def load_holdings(
         clients = {c: tuple(key[i] for i in ids) for c, ids in parts.clients.items()}
         manifest = Partition(parts.kind, seed, clients)
     on_device = train.to(machine.device)
-    digest = _digest([plain]) if _positions(plain.ids, named.limit_train is not None) else None
+    drawn = named.limit_train is not None  # then ids are places in what it was drawn from
+    places = all(map(str.isdecimal, plain.ids)) if drawn else are_positions(plain.ids)
     return Holdings(
         manifest,
         _held(manifest, dict.fromkeys(manifest.clients, on_device)),
         data.test,
         _told(settings, salt, data.test, data.class_names),
         dict(zip(train.ids, plain.ids, strict=True)),
-        digest,
+        _digest([plain]) if places else None,
     )
+
+
+def _elsewhere(
+    settings: ProjectSettings, machine: Machine, salt: str, manifest: Partition | None
+) -> Holdings:
+    """Read the server's test set; what clients hold, by ``manifest``, is on their own machines."""
+    named = settings.tables.data
+    test, class_names = load_test(named, machine.data_dir)
+    told = replace(_told(settings, salt, test, class_names), dataset=None, path=None)
+    if manifest is None:  # one unknown sample each, until they have said what they hold
+        unknown = {name: (key_of(salt, "", name),) for name in settings.members or ()}
+        manifest = Partition("members", 0, unknown)
+    return Holdings(manifest, {}, test, told, {}, None).held({})
+
+
+class StandIns:
+    """As many samples of a test set as a client has of its own, under its keys: for a plan."""
+
+    def __init__(self, test: TensorExamples, keys: Sequence[str]) -> None:
+        self.ids = keys
+        self._test = test
+        self._places = torch.arange(len(keys)) % len(test)
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of the test samples."""
+        return self._test.labels[self._places]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels of test samples."""
+        return self._test.batch(self._places[positions.cpu()])
 
 
 def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Holdings:
@@ -159,7 +221,7 @@ def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Ho
     if manifest is None:
         manifest = Partition("own", 0, {c: tuple(own.ids) for c, own in named.items()})
     in_memory = _in_memory(test)
-    positional = [own for own in clients.values() if _positions(own.ids)]
+    positional = [own for own in clients.values() if are_positions(own.ids)]
     labels = max(int(own.labels.max()) for own in (in_memory, *clients.values()) if len(own))
     return Holdings(
         manifest,
@@ -215,13 +277,6 @@ def _told(
     shape = tuple(test.images.shape[1:])
     setup = ModelSetup(model.name, model.options, len(class_names), shape)  # type: ignore[arg-type]
     return ClientSetup("", setup, tuple(class_names), data.name, data.path, salt=salt)
-
-
-def _positions(ids: Sequence[str], drawn: bool = False) -> bool:
-    """Tell whether ids are places in the data, or in that which it was drawn from: no names."""
-    if drawn:
-        return all(sample_id.isdecimal() for sample_id in ids)
-    return list(ids) == [str(place) for place in range(len(ids))]
 
 
 def _digest(parts: Iterable[Examples]) -> str:

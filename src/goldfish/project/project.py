@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from goldfish.data import TensorExamples
+from goldfish.data import Partition, TensorExamples
 from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
 from goldfish.experiments.client_setup import key_of
 from goldfish.experiments.engine import EngineFactory
@@ -39,6 +40,7 @@ from goldfish.methods import (
     not_honoured,
     notes_of,
 )
+from goldfish.methods.census import census
 from goldfish.methods.filing import file
 from goldfish.methods.purging import purge
 from goldfish.planning import EXACT, FAST, Advice, plan
@@ -167,10 +169,10 @@ class Project:
             if self.ledger.versions():
                 self.files.refuse_changes()
                 return
-            holdings = self.files.holdings(machine, begin=True)
             tables, rounds = self.settings.tables, self.files.rounds(1)
+            holdings = self.files.holdings(machine, partial(_first_census, self.engine, machine))
             scenario = holdings.scenario({}, machine.device)
-            federation = self.engine(scenario, machine, self._run_id)
+            federation = self.engine(scenario, machine, _run_id(holdings))
             own = _own_training(self.settings)
             kept: set[int] = set()
             if own is None:
@@ -219,10 +221,10 @@ class Project:
                     "import' is for a new project."
                 )
             state = _read_state(checkpoint)
-            holdings = self.files.holdings(machine, begin=True)
+            holdings = self.files.holdings(machine, partial(_first_census, self.engine, machine))
             tables = self.settings.tables
             scenario = holdings.scenario({}, machine.device)
-            federation = self.engine(scenario, machine, self._run_id)
+            federation = self.engine(scenario, machine, _run_id(holdings))
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
             facts = _facts(Evaluator(scenario, machine.device).measure(trained.params), [])
@@ -253,10 +255,13 @@ class Project:
         return load(model.parent, federation)
 
     def samples(self, machine: Machine) -> dict[str, list[str]]:
-        """Return the ids of the samples that each client has, less those that are removed."""
+        """Return the ids of the samples that each client has, less those that are removed.
+
+        Of clients with data of their own they are known by their keys alone.
+        """
         holdings = self.files.holdings(machine)
         clients = holdings.clients(self.files.gone(self.current().number))
-        return {c.id: [holdings.ids[key] for key in c.retained.ids] for c in clients}
+        return {c.id: [holdings.ids.get(key, key) for key in c.retained.ids] for c in clients}
 
     # Requests
 
@@ -297,13 +302,17 @@ class Project:
         elif label is not None:
             kind, content = "class", (str(label),)
         pending = self.pending()
-        of_class = "class" in (kind, *(other.kind for other in pending))
+        theirs = self.settings.members is not None  # then a client alone knows its classes
+        of_class = "class" in (kind, *(other.kind for other in pending)) and not theirs
         holdings = self.files.holdings(machine) if of_class else None
-        keys = registry.keys(client, kind, content, holdings) & left
-        if not keys:
+        unknown = theirs and kind == "class"
+        keys = set() if unknown else registry.keys(client, kind, content, holdings) & left
+        if not keys and not unknown:
             raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
         named = {client: keys}
         for other in pending:
+            if theirs and other.kind == "class":
+                continue
             of_other = self.ledger.content(other.id).ids
             own = registry.keys(other.client, other.kind, of_other, holdings)
             named[other.client] = named.get(other.client, set()) | own
@@ -316,7 +325,7 @@ class Project:
             client,
             kind,
             content[0] if kind == "class" else content,
-            count=len(keys),
+            count=None if unknown else len(keys),
             reason=reason,
             requested_at=requested_at,
             due_days=self.settings.tables.requests.due_days,
@@ -472,11 +481,6 @@ class Project:
 
     # Parts of the above
 
-    @property
-    def _run_id(self) -> str:
-        """The name under which clients keep what belongs to this project."""
-        return key_of(self.files.pinned().salt, "run", "project")
-
     def _hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
         """Let a server app, which can reach the clients, carry a command out."""
         with private():
@@ -543,25 +547,42 @@ class Project:
 
     def _registry(self, version: Version) -> Registry:
         gone, salt = self.files.gone(version.number), self.files.pinned().salt
-        return Registry(self.files.manifest(), gone, salt, self.settings.own_data)
+        theirs = self.settings.own_data or self.settings.members is not None
+        return Registry(self.files.manifest(), gone, salt, theirs)
 
     def _now(self, machine: Machine, engine: EngineFactory) -> _Now:
         version = self.current()
         registry, holdings = self._registry(version), self.files.holdings(machine)
         scenario = holdings.scenario(registry.gone, machine.device)
-        federation = engine(scenario, machine, self._run_id)
+        federation = engine(scenario, machine, _run_id(holdings))
         return _Now(version, registry, holdings, self.load(version, federation))
 
-    def _ask(self, requests: Sequence[Request], now: _Now) -> Asked:
+    def _ask(self, requests: Sequence[Request], now: _Now, *, begun: bool = False) -> Asked:
         if not requests:
             raise ConfigError("No request waits: there is nothing to unlearn.")
         contents = {request.id: self.ledger.content(request.id).ids for request in requests}
-        return now.registry.resolve(requests, contents, now.holdings)
+        holdings = now.holdings
+        if holdings.elsewhere and not isinstance(now.trained.federation, InProcess):
+            holdings = _census(requests, contents, now)
+            known = holdings.classes
+            away = [
+                r
+                for r in requests
+                if r.kind == "class" and (r.client, int(contents[r.id][0])) not in known
+            ]
+            requests = [r for r in requests if r not in away]
+            if away and (begun or not requests):
+                raise QuorumError(
+                    f"{away[0].client} is not there, and it alone knows which of its samples "
+                    f"{away[0].id} names. Try again when it is back."
+                )
+            self._fail((r.id for r in away), "the client was not there")
+        return now.registry.resolve(requests, contents, holdings)
 
     def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
         """Leave the requests of clients that are not there open, and end those that are done."""
         for request in asked.done:
-            self._advance(request, "audited", note="other requests had removed all of it")
+            self._advance(request, "audited", note="there was nothing left of it")
         if not asked.by_request:
             raise ConfigError("The newest model is free of all that is asked for.")
         absent = set(file(trained.federation, asked.requests, trained.honoured))
@@ -585,7 +606,8 @@ class Project:
                     f"{folder.name} is being made with {begun.method}. Go on without --method, or "
                     f"delete {folder} to begin anew."
                 )
-            return begun, self._ask(list(map(self.ledger.request, begun.requests)), now)
+            waiting = list(map(self.ledger.request, begun.requests))
+            return begun, self._ask(waiting, now, begun=True)
         asked = self._without_absent(self._ask(self.pending(), now), now.trained)
         name = method or self.settings.tables.unlearning.method
         if auto := name == AUTO:
@@ -706,6 +728,51 @@ def _in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess
         device=machine.device,
         compiled=machine.compiled,
     )
+
+
+def _run_id(holdings: Holdings) -> str:
+    """Return the name under which clients keep what belongs to a project."""
+    return key_of(str(holdings.told.salt), "run", "project")
+
+
+def _first_census(engine: EngineFactory, machine: Machine, holdings: Holdings) -> Holdings:
+    """Let clients with data of their own say what they hold: the manifest of the project."""
+    if not holdings.elsewhere:
+        return holdings
+    scenario = holdings.scenario({}, machine.device)
+    unknown = {client: replace(own, ids=(), gone=()) for client, own in scenario.setups.items()}
+    federation = engine(replace(scenario, setups=unknown), machine, _run_id(holdings))
+    there = census(federation, federation.client_ids, refuse=True)
+    lacking = [client for client in federation.client_ids if not there.get(client)]
+    if lacking:
+        raise QuorumError(
+            f"{', '.join(lacking)} did not say what it holds: it is not there, or has no samples. "
+            "A training begins with all members."
+        )
+    own = {client: tuple(keys) for client, keys in there.items()}
+    return replace(holdings, manifest=Partition("members", 0, own)).held({})
+
+
+def _census(
+    requests: Sequence[Request], contents: Mapping[str, Sequence[str]], now: _Now
+) -> Holdings:
+    """Return what clients with data of their own hold now, and of classes that are asked for."""
+    federation, asked = now.trained.federation, []
+    for r in requests:
+        if r.kind == "samples":
+            named = now.registry.keys(r.client, r.kind, contents[r.id], None)
+            asked.append(DeletionRequest(r.client, sample_ids=sorted(named)))
+        elif r.kind == "class":
+            asked.append(DeletionRequest(r.client, class_label=int(contents[r.id][0])))
+        else:
+            asked.append(DeletionRequest(r.client))
+    classes: dict[tuple[str, int], set[str]] = {}
+    for label in sorted({r.class_label for r in asked if r.class_label is not None}):
+        clients = [r.client_id for r in asked if r.class_label == label]
+        for client, keys in census(federation, clients, asked, label).items():
+            classes[client, label] = set(keys)
+    there = census(federation, federation.client_ids, asked)
+    return replace(now.holdings.held(there), classes=classes)
 
 
 def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:

@@ -133,6 +133,11 @@ class ProjectSettings:
                 f"{path}: data.name: a function of yours reads data in one process, and with "
                 'engine = "flower" every node reads its own: name a dataset.'
             )
+        if settings.members is not None and not settings.on_flower:
+            raise ConfigError(
+                f"{path}: data.members have their data on their own machines: they need "
+                'engine = "flower".'
+            )
         return settings
 
     def of_method(self, name: str) -> Settings:
@@ -143,6 +148,11 @@ class ProjectSettings:
     def on_flower(self) -> bool:
         """Whether the clients are nodes of a Flower federation."""
         return self.tables.engine == "flower"
+
+    @property
+    def members(self) -> list[str] | None:
+        """The clients that have data of their own on their nodes, if that is so."""
+        return self.tables.data.members
 
     @property
     def own_data(self) -> bool:
