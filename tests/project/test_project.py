@@ -157,7 +157,7 @@ def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project
     assert by_name["retrain"].cost.samples == 2 * 56
     assert by_name["goldfish-sprint"].rounds in (9, 10, 11)  # 1 to 3 turns, then 8 rounds
     assert "were not kept" in str(by_name["fed-eraser"].refused)
-    assert found.shards == {"client-1": [0]}
+    assert found.shards == {"client-1": [1]}
     assert found.artefacts == ["versions/v1/model.safetensors"]
     assert [r.state for r in trained.ledger.requests()] == ["planned"]
     list(trained.unlearn(MACHINE, "retrain"))

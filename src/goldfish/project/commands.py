@@ -189,7 +189,7 @@ def plan(
         found = opened.plan(machine, method or ())
     _print_estimates(found.advice)
     for client, shards in found.shards.items():
-        say(f"Touched of {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
+        say(f"Touched of {client}: shards {', '.join(map(str, shards))}.")
     say(f"To be superseded: {', '.join(found.artefacts)}.")
     say(f"Advice: goldfish unlearn --method {found.advice.method} ({found.advice.reason}).")
 

@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
+from urllib.parse import unquote
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -175,16 +176,17 @@ class Ledger:
         self._engine.dispose()
 
     @classmethod
-    def open(cls, url: str | Path, *, create: bool = True) -> Ledger:
+    def open(cls, url: str | Path, *, read_only: bool = False) -> Ledger:
         """Open a ledger, make it if there is none, and bring its schema up to date.
 
         ``url`` is the path of an SQLite file, ``sqlite:///PATH`` or ``postgresql://...``. On
-        PostgreSQL every project has a database of its own. Without ``create`` it must be there.
+        PostgreSQL every project has a database of its own. With ``read_only`` it must be there, and
+        may lie where nothing can be written.
         """
-        ledger = cls(engine_of(url, create=create))
+        ledger = cls(engine_of(url, read_only=read_only))
         try:
-            with ledger.together() as db:
-                if migrate(db, ledger.name, create=create):
+            with ledger._reading() if read_only else ledger.together() as db:
+                if migrate(db, ledger.name, read_only=read_only):
                     key = secrets.token_hex(32)
                     tell_about(db, MANIFEST_KEY, key)
                     ledger._append("opened", "", {"key": salted_digest(key, MANIFEST_KEY)})
@@ -197,7 +199,9 @@ class Ledger:
     def name(self) -> str:
         """The database in words, without its password."""
         url = self._engine.url
-        return str(url.database if url.get_backend_name() == "sqlite" else url)
+        if url.get_backend_name() != "sqlite":
+            return str(url)
+        return unquote(str(url.database).removeprefix("file:").partition("?mode=ro")[0])
 
     # Requests
 

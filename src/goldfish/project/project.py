@@ -6,6 +6,7 @@ and what the ledger says happened, happened.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -43,6 +44,7 @@ from goldfish.methods import (
 from goldfish.methods.census import census
 from goldfish.methods.filing import file
 from goldfish.methods.purging import purge
+from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project.asking import Asked, Registry
 from goldfish.project.folder import ProjectFolder, private, remove
@@ -80,6 +82,29 @@ class _Pass(Part):
     requests: list[str]
     tried: dict[str, Any] | None = None
     """What the fast method's model scored, where that was not good enough, or why it failed."""
+    sha256: str = ""
+    """Of the rest."""
+
+    again: ClassVar[str] = "rm -r {}; goldfish unlearn"
+
+    def write(self, path: Path) -> None:
+        """Write it so that :meth:`begun` sees a change."""
+        write_whole(path, self._sealed().model_dump_json())
+
+    @classmethod
+    def begun(cls, path: Path) -> Self:
+        """Read what was written."""
+        found = cls.read(path)
+        if found != found._sealed():
+            raise StoreError(
+                f"{path} was changed after it was written. Begin anew: delete {path.parent}, and "
+                "run 'goldfish unlearn'."
+            )
+        return found
+
+    def _sealed(self) -> Self:
+        rest = self.model_dump_json(exclude={"sha256"})
+        return self.model_copy(update={"sha256": hashlib.sha256(rest.encode()).hexdigest()})
 
 
 @dataclass(frozen=True)
@@ -107,7 +132,7 @@ class ProjectPlan:
 
     advice: Advice
     shards: Mapping[str, Sequence[int]]
-    """The shards of each client whose data is removed; one shard is a client's whole data."""
+    """The shards of each client whose data is removed, from 1 on; one shard is all its data."""
     artefacts: Sequence[str]
     """The models and updates that know the data, and will be superseded."""
 
@@ -348,11 +373,7 @@ class Project:
             test=now.holdings.test.to(machine.device),
             seconds_per_sample=known[0]["seconds"] / known[0]["samples"] if known else None,
         )
-        shards = {}
-        for client, keys in asked.of_clients().items():
-            ids = now.registry.manifest.clients[client]
-            shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
-            shards[client] = sorted({shard[key] for key in keys})
+        shards = self._shards(now.registry, asked.of_clients())
         for request in self.ledger.requests("received"):
             self.ledger.move(request.id, "planned", advised=advice.method)
         return ProjectPlan(advice, shards, [a.path for a in self.ledger.artefacts("current")])
@@ -404,7 +425,7 @@ class Project:
                         break
                     tried = _measures(found)
                 begun = begun.model_copy(update={"method": EXACT, "auto": False, "tried": tried})
-                write_whole(rounds.path / BEGUN, begun.model_dump_json())
+                begun.write(rounds.path / BEGUN)
             facts = _facts(
                 found,
                 [record.cost for record in done.records],
@@ -425,6 +446,8 @@ class Project:
                 honoured=[d for d in leaves if d not in lost],
             )
             gone = now.registry.gone
+            if making.method.prepare is not None or self.settings.tables.training.shards > 1:
+                facts["shards"] = self._shards(now.registry, removed)
             if self.settings.on_flower:
                 facts["kept"] = _phases(now.version, making, removed)
             free = {client: keys | removed.get(client, set()) for client, keys in gone.items()}
@@ -579,6 +602,19 @@ class Project:
             self._fail((r.id for r in away), "the client was not there")
         return now.registry.resolve(requests, contents, holdings)
 
+    def _shards(self, registry: Registry, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
+        """Return the shards of each client that hold what is removed; the first one is 1."""
+        tables, own, touched = self.settings.tables, _own_training(self.settings), {}
+        for client, keys in removed.items():
+            ids = registry.manifest.clients[client]
+            shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
+            if own is not None and isinstance(
+                division := self.settings.of_method(own.name), SisaSettings
+            ):
+                shard = {key: place_of(key, client, tables.seed, division)[0] for key in keys}
+            touched[client] = sorted({shard[key] + 1 for key in keys})
+        return touched
+
     def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
         """Leave the requests of clients that are not there open, and end those that are done."""
         for request in asked.done:
@@ -600,7 +636,7 @@ class Project:
         """Return the pass that was interrupted, or a new one, and what it is to honour."""
         path = folder / BEGUN
         if path.exists():
-            begun = _Pass.read(path)
+            begun = _Pass.begun(path)
             if method not in (None, begun.method):
                 raise ConfigError(
                     f"{folder.name} is being made with {begun.method}. Go on without --method, or "
@@ -615,7 +651,7 @@ class Project:
             name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
         begun = _Pass(method=name, auto=auto and name == FAST, requests=list(asked.by_request))
         self._making(name, now, asked, now.holdings.test)  # or raise, before anything is noted
-        write_whole(path, begun.model_dump_json())
+        begun.write(path)
         return begun, asked
 
     def _making(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> _Making:
