@@ -252,6 +252,9 @@ def test_a_claim_is_judged_row_by_row() -> None:
     assert judge_claim(claim(than=["paper"], at=[2]), found).detail.endswith("2 (no value)")
     assert judge_claim(claim(bound=80), found).held == "holds"
     assert judge_claim(claim(bound=80, at=[3]), found).held == "not measured"
+    same = numbers(ours=[[0, 0]], theirs=[[0, 0]])
+    assert judge_claim(claim(than=["theirs"]), same).held == "does not hold"
+    assert judge_claim(claim(than=["theirs"], holds="alike"), same).held == "holds"
 
 
 def test_the_shard_planner_marks_its_choice() -> None:

@@ -119,7 +119,8 @@ def test_further_turns_only_while_removed_samples_are_remembered(
     """With wrong labels the unseen samples' loss is high, and all three turns are taken.
 
     Where the "unseen" samples are the removed ones the losses are the same: in the second turn the
-    client answers without a step, and the sprint is over.
+    client answers without a step, and the sprint is over. What a client is told can be hashed, also
+    when it came over a network: a GPU finds its recorded steps by it.
     """
     trained = train(make_clients, small_net, rounds=12)
     data = make_clients()[0].retained
@@ -133,6 +134,10 @@ def test_further_turns_only_while_removed_samples_are_remembered(
     result = sprint(trained, most_turns=3, test=test, **small)
     assert len(result.rounds) == turns + 2
     assert (result.rounds[turns - 1].cost.steps > 0) == (unseen == "worse")
+    assert isinstance(trained.federation, Watched)
+    told = trained.federation.rounds[2][0].settings
+    assert len(told.unseen_losses) == 3
+    assert hash(told) == hash(type(told).parse(told.model_dump(mode="json")))
     assert "how long the sprint lasted" in result.notes[-1]
     blind = sprint(trained, most_turns=3, **small)
     assert len(blind.rounds) == 1 + 2

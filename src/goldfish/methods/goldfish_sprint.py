@@ -81,7 +81,7 @@ class SprintSettings(GoldfishSettings):
     """Passes over the remaining data, or a part of one."""
     removed_passes: Positive = 1.0
     """Passes over the removed data in the meantime."""
-    unseen_losses: Sequence[float | None] = ()
+    unseen_losses: tuple[float | None, ...] = ()
     """The model's mean loss on unseen samples of each class, None where there is none; empty in
     the first turn, which all of them take."""
 

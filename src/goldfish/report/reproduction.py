@@ -106,8 +106,9 @@ def judge(preset: Preset, numbers: Numbers) -> list[Judged]:
 def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
     """Compare the subject with the others, row by row.
 
-    A claim holds where the means are as it says, up to its margin. Differences that are smaller
-    than the spread over the seeds of both are counted apart.
+    A claim holds where the means are as it says, up to its margin; what is equal to another series
+    is neither higher nor lower. Differences that are smaller than the spread over the seeds of both
+    are counted apart.
     """
     rows = [x for x in numbers.rows() if not claim.at or x in claim.at]
     missed: dict[float, tuple[float, str]] = {}
@@ -119,7 +120,8 @@ def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
                 missed[x] = (math.inf, f"{x:g} (no value)")
                 continue
             gain = _gain(claim, own.mean - other.mean)
-            if gain < -claim.margin:
+            strict = name in claim.than and name != "paper" and claim.holds != "alike"
+            if gain < -claim.margin or (strict and gain == claim.margin == 0):
                 text = f"{x:g} ({number(own.mean)} against {number(other.mean)} of {name})"
                 missed[x] = max(missed.get(x, (0.0, "")), (-gain, text))
             spread = math.hypot(own.std or 0.0, other.std or 0.0)

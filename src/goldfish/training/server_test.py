@@ -75,13 +75,13 @@ class ServerTest:
         self._measured_since += self._samples * len(models)
         return self._measure.scores(models)
 
-    def class_losses(self, params: Params) -> list[float | None]:
+    def class_losses(self, params: Params) -> tuple[float | None, ...]:
         """Return a model's mean loss on the samples of each class; None where there is none."""
         self._measured_since += self._samples
         logits = self._measure.logits(params)
         losses = F.cross_entropy(logits, self._labels, reduction="none")
         of_class = [losses[self._labels == label] for label in range(logits.shape[-1])]
-        return [own.mean().item() if len(own) else None for own in of_class]
+        return tuple(own.mean().item() if len(own) else None for own in of_class)
 
     def take_measured(self) -> int:
         """Return how many samples times models were measured since the last call of this."""
