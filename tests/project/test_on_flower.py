@@ -176,7 +176,7 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         (left,) = case_of(project.ledger, "R-0001").outstanding
         assert left == "what client-3 keeps of version 1 on its own disk"
         said = CliRunner().invoke(cli, ["status", "--project", str(project.folder)]).stdout
-        assert "client-3 was not there" in said
+        assert "Still kept by client-3: what was made from removed samples" in said
         grid.nodes[12] = away
         assert [a.path for a in project.purge()] == ["clients/client-3/v1"]
         assert [r.state for r in project.ledger.requests()] == ["closed"]
@@ -192,6 +192,26 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         assert project.outstanding() == []
         project.purge()
         assert [r.state for r in project.ledger.requests()] == ["closed"] * 3
+
+
+def test_a_model_from_elsewhere_and_a_version_that_is_rejected(
+    tmp_path: Path, grid: LocalGrid
+) -> None:
+    """What nodes keep of a rejected version is deleted by the next unlearning or purge."""
+    with make_project(tmp_path / "other") as other:
+        list(other.train(MACHINE))
+        state = other.files.model(1)
+        with make_flower_project(tmp_path / "project") as project:
+            assert project.adopt(state, MACHINE).made_by == "import"
+            project.forget("client-1", samples=ids_of(project, "client-1", 2), machine=MACHINE)
+            list(project.unlearn(MACHINE, "retrain"))
+            assert project.reject().number == 1
+            assert project.outstanding() == ["client-1", "client-2", "client-3"]
+            list(project.unlearn(MACHINE, "retrain"))
+            assert project.outstanding() == []
+            project.purge()
+            assert [r.state for r in project.ledger.requests()] == ["closed"]
+            assert {a.state for a in project.ledger.artefacts() if a.version != 3} == {"purged"}
 
 
 OWN = """

@@ -268,8 +268,8 @@ def status(project: Folder = HERE) -> None:
             say(f"Still to be handled: {waiting}. 'goldfish plan', then 'goldfish unlearn'.")
         elif away := opened.outstanding():
             say(
-                f"{listing(away)} was not there, and still keeps what was made from removed "
-                "samples: 'goldfish purge' when it is back."
+                f"Still kept by {listing(away)}: what was made from removed samples. Run 'goldfish "
+                "purge' when they are there."
             )
         elif opened.ledger.artefacts("quarantined"):
             say("Old models that know removed samples are still there: 'goldfish purge'.")
@@ -333,7 +333,9 @@ def _what(request: Request) -> str:
     from goldfish.report.formatting import plural
 
     named = {"samples": "", "class": ", a class", "all": ", all it has"}
-    return f"{plural(request.count or 0, 'sample')}{named[request.kind]}"
+    if request.count is None:
+        return "a class"  # of which only the client knows how many samples it has
+    return f"{plural(request.count, 'sample')}{named[request.kind]}"
 
 
 def _say_version(project: Project, version: Version) -> None:

@@ -540,9 +540,13 @@ class Project:
     def _purge_clients(self, federation: Federation) -> None:
         """Let the clients that are there delete what they keep of versions that are over."""
         states = self._client_states()
-        kept = self.current().facts.get("kept", {})
-        named = dict.fromkeys(artefact.client for artefact in states)
-        done = purge(federation, {c: kept.get(c, []) for c in named}) if named else []
+        keep: dict[str, list[str]] = {artefact.client: [] for artefact in states}
+        models = {a.version: a.state for a in self.ledger.artefacts() if a.kind == "model"}
+        for version in self.ledger.versions():
+            if models[version.number] != "purged":  # a reject may still bring it back
+                for client, phases in version.facts.get("kept", {}).items():
+                    keep.get(client, []).extend(phases)
+        done = purge(federation, keep) if keep else []
         with self.ledger.together():
             for artefact in states:
                 if artefact.client in done:
