@@ -77,8 +77,8 @@ def make_flower_project(folder: Path, more: str = "") -> Project:
 
 @pytest.mark.parametrize(
     "more",
-    ["", 'shards = 3\nshard_mode = "isolated"\n[unlearning]\nmethod = "sisa"'],
-    ids=["auto", "sisa"],
+    ['[unlearning]\nmethod = "goldfish"', '[unlearning]\nmethod = "sisa"\nsisa.shards = 3'],
+    ids=["goldfish", "sisa"],
 )
 def test_both_engines_give_the_same_bits(
     tmp_path: Path, grid: LocalGrid, monkeypatch: pytest.MonkeyPatch, more: str
@@ -91,7 +91,7 @@ def test_both_engines_give_the_same_bits(
             list(project.train(MACHINE))
             for client in ("client-1", "client-2"):
                 project.forget(client, samples=ids_of(project, client, 2), machine=MACHINE)
-                project.plan(MACHINE, ["retrain"] if not more else ["sisa"])
+                project.plan(MACHINE, ["retrain" if "goldfish" in more else "sisa"])
                 list(project.unlearn(MACHINE))
                 project.purge()
             found.append([v.facts["cost"]["samples"] for v in project.ledger.versions()])
@@ -265,9 +265,9 @@ def test_clients_with_data_of_their_own_give_the_bits_of_one_process(
     The plan reckons without their data: retraining takes 2 rounds of the 58 samples that stay.
     """
     monkeypatch.setattr(secrets, "token_hex", lambda count: "5a" * count)
-    found = []
+    found, more = [], '[unlearning]\nmethod = "goldfish"'
     for data, name in (('name = "here_data:load"\n', "here"), (MEMBERS, "there")):
-        with make_own_project(tmp_path / name, data) as project:
+        with make_own_project(tmp_path / name, data, more) as project:
             list(project.train(MACHINE))
             project.forget("a", samples=["patient-003-zq", "patient-004-zq"], machine=MACHINE)
             advice = project.plan(MACHINE, ["retrain"]).advice
