@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,10 +55,12 @@ def hand_over_to(grid: LocalGrid, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def carry_out(_flower: Any, out: Path, machine: Any, own: Any, tell: Any) -> Iterator[Progress]:
         out.mkdir(parents=True, exist_ok=True)
+        before = os.umask(0o022)  # as it is in another process
         (out / LOG).unlink(missing_ok=True)
         settings = {**SETTINGS, "run-dir": str(out), "threads": machine.threads or 1, **own}
         with contextlib.suppress(GoldfishError):  # it is told below
             app(grid, Context(1, 1, {}, RecordDict(), settings))
+        os.umask(before)
         for entry in read_lines(out / LOG, 0)[0]:
             if "error" in entry:
                 raise error_named(entry["error"], entry["message"])
@@ -149,6 +152,8 @@ def test_after_a_purge_nothing_of_removed_samples_is_anywhere(
         still = {path.read_bytes() for path in files_under(*places)} & knew
         assert still <= last
         assert bool(last) == (method != "auto")
+        for path in [*project.folder.rglob("*"), *state.glob("*/*")]:
+            assert path.stat().st_mode & 0o077 == 0, path
         assert [r.state for r in project.ledger.requests()] == ["closed"] * 2
 
 

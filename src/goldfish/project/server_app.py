@@ -16,6 +16,7 @@ from goldfish.errors import ConfigError
 from goldfish.experiments.scenario import Machine
 from goldfish.flower.progress import ProgressLog, alone_in
 from goldfish.flower.server_app import absolute, engine_on, machine_of
+from goldfish.project.folder import private
 from goldfish.project.project import Project
 from goldfish.results import Progress
 
@@ -28,6 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     settings = context.run_config
     out, folder = absolute(settings, "run-dir"), absolute(settings, "project")
     with (
+        private(),
         alone_in(out),
         ProgressLog(out, str(settings["token"])) as log,
         Project.open(folder) as own,
