@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context as AppContext
+from flwr.app import RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from tests.conftest import SmallNet, make_examples
 from tests.flower.conftest import LocalGrid
 from tests.project.conftest import MACHINE, make_project, write_data
 from tests.project.test_project import ids_of, model_digest
@@ -24,10 +26,13 @@ from goldfish.flower.app_folder import SETTINGS
 from goldfish.flower.client_store import ClientStore
 from goldfish.flower.progress import LOG, read_lines
 from goldfish.flower.submit import error_named
+from goldfish.methods.census import CENSUS, CensusSettings
 from goldfish.project.evidence import case_of
 from goldfish.project.project import Project
 from goldfish.project.server_app import app
 from goldfish.results import Progress
+from goldfish.training.workspace import LocalWorkspace
+from goldfish.types import Client, Context, Task
 
 FLOWER = 'engine = "flower"\n[flower]\nsuperlink = "h:1"\npoll = 0.001\npatience = 0.05\n'
 
@@ -59,7 +64,7 @@ def hand_over_to(grid: LocalGrid, monkeypatch: pytest.MonkeyPatch) -> None:
         (out / LOG).unlink(missing_ok=True)
         settings = {**SETTINGS, "run-dir": str(out), "threads": machine.threads or 1, **own}
         with contextlib.suppress(GoldfishError):  # it is told below
-            app(grid, Context(1, 1, {}, RecordDict(), settings))
+            app(grid, AppContext(1, 1, {}, RecordDict(), settings))
         os.umask(before)
         for entry in read_lines(out / LOG, 0)[0]:
             if "error" in entry:
@@ -322,6 +327,12 @@ def test_requests_to_clients_with_data_of_their_own_are_checked_by_what_they_sai
         with ClientStore(tmp_path / "state" / "node-1") as store:
             known = store.buried("b", [f"patient-{n:03}-zq" for n in range(20, 40)])
             assert known == set(removed[:-1])
+
+
+def test_a_client_names_a_class_only_where_it_is_asked_for() -> None:
+    task = Task("a", CENSUS, {}, CensusSettings(label=1), Context(phase="census"))
+    with pytest.raises(ConfigError, match="Nobody asks that class 1 be removed"):
+        CENSUS.run(task, Client("a", make_examples(9, seed=1)), LocalWorkspace(SmallNet))
 
 
 def test_clients_whose_samples_have_no_ids_are_refused(tmp_path: Path, members: LocalGrid) -> None:

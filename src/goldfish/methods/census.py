@@ -66,10 +66,16 @@ def census(
 
 
 def census_step(task: Task[CensusSettings], client: Client, _workspace: Workspace) -> Update:
-    """Name the samples that the client holds, in the order of its data."""
+    """Name the samples that the client holds, in the order of its data.
+
+    Which are of a class is told only where the class is asked for: then they are removed.
+    """
+    label = task.settings.label
+    if label is not None and all(request.class_label != label for request in task.requests):
+        raise ConfigError(f"Nobody asks that class {label} be removed: its samples are not named.")
     held = [client.retained, *([] if client.removed is None else [client.removed])]
     pairs = [pair for own in held for pair in zip(own.ids, own.labels.tolist(), strict=True)]
-    wanted = [key for key, label in pairs if task.settings.label in (None, label)]
+    wanted = [key for key, own in pairs if label in (None, own)]
     start = task.settings.start
     names = tuple(wanted[start : start + MOST_NAMES])
     return replace(answer(task, {}, 0, []), names=names)

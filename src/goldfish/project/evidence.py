@@ -188,7 +188,8 @@ def _facts(case: Case) -> dict[str, Any]:
     """Return the fields of ``evidence.json``; docs/evidence.md says what each is for."""
     request, after, before = case.request, case.after, case.before
     work = dict(after.facts) if after else {}
-    work.pop("shards", None)  # of all clients
+    for name in ("shards", "kept"):  # of all clients
+        work.pop(name, None)
     return {
         "schema_version": 1,
         "request": {

@@ -194,8 +194,8 @@ class Project:
             if self.ledger.versions():
                 self.files.refuse_changes()
                 return
-            tables, rounds = self.settings.tables, self.files.rounds(1)
             holdings = self.files.holdings(machine, partial(_first_census, self.engine, machine))
+            tables, rounds = self.settings.tables, self.files.rounds(1)
             scenario = holdings.scenario({}, machine.device)
             federation = self.engine(scenario, machine, _run_id(holdings))
             own = _own_training(self.settings)
