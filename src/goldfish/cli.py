@@ -564,7 +564,7 @@ def flower_tombstones(
     if not state_dir.is_dir():
         raise ConfigError(f"There is no state-dir {state_dir}.")
     with ClientStore(state_dir) as store:
-        known = store.tombstones(client)
+        known = store.buried(client, lift or ())
         for sample in lift or ():
             if sample not in known:
                 raise ConfigError(f"{client} was never asked to remove sample {sample!r}.")

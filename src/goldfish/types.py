@@ -35,6 +35,13 @@ ModelFactory: TypeAlias = Callable[[], nn.Module]
 """Builds a new model with newly initialised weights and buffers at each call."""
 
 
+Key: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""A salted digest of a sample's id."""
+
+MOST_NAMES = 20_000
+"""So many samples an answer names at most."""
+
+
 class Examples(Protocol):
     """Labelled data, read by position. Every sample has a stable id."""
 
@@ -200,6 +207,8 @@ class Update:
     params: Params
     num_examples: Annotated[int, Field(ge=0, lt=2**48)]
     metrics: Mapping[str, float]
+    names: Annotated[tuple[Key, ...], Field(max_length=MOST_NAMES)] = ()
+    """The keys of samples, where a step is asked for them."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.docs.test_documents import blocks
+from tests.flower.conftest import LocalGrid
+from tests.project.test_on_flower import hand_over_to
 from typer.testing import CliRunner
 
 from goldfish.cli import app
@@ -17,7 +19,7 @@ from goldfish.project.project import Project
 SHORTER = [
     ("rounds = 10", "rounds = 1"),
     ("local_epochs = 2", "local_epochs = 1"),
-    ('name = "lenet5"', 'name = "mlp"'),
+    ('name = "lenet5"', 'name = "mlp"\noptions = { hidden = 16 }'),
 ]
 
 
@@ -26,6 +28,9 @@ def type_in(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
     command, _, target = line.partition(" > ")
     command, _, head = command.partition(" | head -n ")
     program, *words = shlex.split(command)
+    words = [
+        name for word in words for name in (map(str, Path().glob(word)) if "*" in word else [word])
+    ]
     if program == "cd":
         monkeypatch.chdir(words[0])
         return ""
@@ -48,8 +53,15 @@ def type_in(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return said
 
 
-def test_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["in-process", "flower"])
+def test_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """On Flower with the real apps and messages; ``test_deployed.py`` has real processes."""
     monkeypatch.chdir(tmp_path)
+    shorter = list(SHORTER)
+    if engine == "flower":
+        nodes = {n: {"partition-id": n, "state-dir": str(tmp_path / f"node-{n}")} for n in range(5)}
+        hand_over_to(LocalGrid(nodes), monkeypatch)
+        shorter += [("seed = 0", 'engine = "flower"'), ("# [flower]", "[flower]\npoll = 0.001")]
     said = {}
     for block in blocks("console"):
         for line in block.text.splitlines() if block.document == "quickstart.md" else ():
@@ -57,7 +69,7 @@ def test_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             if line == "goldfish init my-project":
                 settings = tmp_path / "my-project" / "goldfish.toml"
                 text = settings.read_text()
-                for long, short in SHORTER:
+                for long, short in shorter:
                     assert long in text
                     text = text.replace(long, short)
                 settings.write_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from goldfish.models import fresh_params
 from goldfish.report import headline
 from goldfish.results import Interval, Result
 from goldfish.store import load_checkpoint
-from goldfish.types import Params
+from goldfish.types import DeletionRequest, Params
 
 HERE = Machine(device="cpu", workers=1)
 
@@ -156,6 +157,19 @@ def test_accuracy_is_of_the_remaining_classes(tmp_path: Path, deletion: str) -> 
     share = 100 * int((labels == 3).sum()) / images.accuracy
     assert three.accuracy == pytest.approx(share)
     assert three.removed_class_accuracy == three.mistaken_for_removed == 0.0
+
+
+def test_where_only_clients_know_their_data_a_class_is_removed_when_all_remove_it(
+    tmp_path: Path,
+) -> None:
+    """One that a single client keeps counts in the accuracy; who leaves keeps none."""
+    known = scenario_of(tmp_path, "class_label = 4")
+    unknown = replace(known, removed=None)
+    first, *others = known.requests
+    assert removed_classes(unknown) == [4]
+    assert removed_classes(replace(unknown, stages=[others])) == []
+    left = DeletionRequest(first.client_id)
+    assert removed_classes(replace(unknown, stages=[[left], others])) == [4]
 
 
 def test_samples_and_clients_leave_all_classes(tmp_path: Path) -> None:

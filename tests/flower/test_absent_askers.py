@@ -120,6 +120,6 @@ def test_what_becomes_of_a_request_is_what_the_page_says(
             training={"rounds": 2, **SHARDS[shards]},
             unlearning={"methods": [name], "rounds": ROUNDS},
         )
-        here = unreliable(rounds) if engine == "in process" else engine_on(grid, config)
+        here = unreliable(rounds) if engine == "in process" else engine_on(grid, config.flower)
         found[row] = outcome(config, tmp_path / row, here)
     assert found == {row: cells[case] for row, cells in table().items()}

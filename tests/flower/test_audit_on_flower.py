@@ -36,7 +36,7 @@ def start(grid: Any, run: Path, **settings: Any) -> None:
 
 
 def run_on(grid: Any, config: Config, out: Path) -> None:
-    for _ in run_experiment(config, out, MACHINE, engine=engine_on(grid, config)):
+    for _ in run_experiment(config.flower, out, MACHINE, engine=engine_on(grid, config)):
         pass
 
 
@@ -132,7 +132,7 @@ def test_a_shared_dataset_is_audited_with_the_same_bits(
     scenario, names = build_scenario(config, MACHINE), ["goldfish"]
     on_nodes, here = (
         AuditModels(config, scenario, tmp_path, MACHINE, engine, names)
-        for engine in (engine_on(grid, config), None)
+        for engine in (engine_on(grid, config.flower), None)
     )
     there, same = (
         [digest(p) for p in (own.oracle(1), own.origin(1), own.unlearned(METHODS["goldfish"], 1))]

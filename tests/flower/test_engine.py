@@ -45,7 +45,9 @@ def models_of(run: Path) -> dict[str, str]:
 
 
 def run_on(grid: Any, config: Config, out: Path, *, resume: bool = False) -> None:
-    for _ in run_experiment(config, out, MACHINE, resume=resume, engine=engine_on(grid, config)):
+    for _ in run_experiment(
+        config, out, MACHINE, resume=resume, engine=engine_on(grid, config.flower)
+    ):
         pass
 
 
@@ -533,7 +535,7 @@ def test_two_nodes_that_claim_one_client_are_refused_in_words(
 def node_asked(grid: Any, config: Config) -> tuple[list[int], str]:
     """Send client-1 a task; return the nodes that got it, and the cause where it failed."""
     scenario = build_scenario(config, MACHINE)
-    federation = engine_on(grid, config, greet=False)(scenario, MACHINE, "run")
+    federation = engine_on(grid, config.flower, greet=False)(scenario, MACHINE, "run")
     before = len(grid.tasks())
     task = Task("client-1", filing.FILE, {}, Settings(), Context(phase="filing"))
     causes = "".join(failure.cause for failure in federation.run([task]).failures)
@@ -754,7 +756,7 @@ def test_the_bytes_on_the_wire_match_the_bytes_that_are_counted(
     made = []
 
     def remember(*arguments: Any) -> FlowerFederation:
-        federation = engine_on(grid, config)(*arguments)
+        federation = engine_on(grid, config.flower)(*arguments)
         assert isinstance(federation, FlowerFederation)
         made.append(federation)
         return federation

@@ -49,7 +49,7 @@ def with_mod(grid: Any, mod: Mod) -> Callable[[Message], Message]:
 
 
 def models(grid: Any, config: Config, out: Path) -> dict[str, str]:
-    for _ in run_experiment(config, out, MACHINE, engine=engine_on(grid, config)):
+    for _ in run_experiment(config, out, MACHINE, engine=engine_on(grid, config.flower)):
         pass
     files = (out / "checkpoints").iterdir()
     return {path.stem: digest(load_checkpoint(path).params) for path in files}

@@ -41,7 +41,7 @@ MEMBERS = ["ward-a", "ward-b", "ward-c"]
 
 
 def run_on(grid: Any, config: Config, out: Path) -> None:
-    for _ in run_experiment(config, out, MACHINE, engine=engine_on(grid, config)):
+    for _ in run_experiment(config, out, MACHINE, engine=engine_on(grid, config.flower)):
         pass
 
 
@@ -111,7 +111,11 @@ def test_a_class_that_no_client_holds_ends_the_run(
     config, out = make_own(deletion={"class_label": 1}), tmp_path / "out"
     for _ in range(2):
         with pytest.raises(ConfigError, match="None of the 3 clients that were asked holds a samp"):
-            list(run_experiment(config, out, MACHINE, resume=True, engine=engine_on(wards, config)))
+            list(
+                run_experiment(
+                    config, out, MACHINE, resume=True, engine=engine_on(wards, config.flower)
+                )
+            )
         assert [path.stem for path in (out / "checkpoints").iterdir()] == ["origin"]
 
 
@@ -269,7 +273,9 @@ def test_samples_that_were_deleted_from_the_disk_do_not_block_a_resumed_run(
 ) -> None:
     (tmp_path / "ids.txt").write_text("ward-a ward-a-3\nward-a ward-a-7\n")
     config = make_own(deletion={"samples": str(tmp_path / "ids.txt")})
-    steps = run_experiment(config, tmp_path / "out", MACHINE, engine=engine_on(wards, config))
+    steps = run_experiment(
+        config, tmp_path / "out", MACHINE, engine=engine_on(wards, config.flower)
+    )
     for step in steps:
         if (step.phase, step.round) == ("goldfish", 1):
             break
@@ -279,7 +285,7 @@ def test_samples_that_were_deleted_from_the_disk_do_not_block_a_resumed_run(
     left = [n for n in range(40) if n not in (3, 7)]
     np.savez(tmp_path / "ward-a.npz", **{name: whole[name][left] for name in whole.files})
     again = run_experiment(
-        config, tmp_path / "out", MACHINE, resume=True, engine=engine_on(wards, config)
+        config, tmp_path / "out", MACHINE, resume=True, engine=engine_on(wards, config.flower)
     )
     assert {step.phase for step in again} == {"origin", "goldfish", "retrain"}
     assert (tmp_path / "out" / "result.json").exists()

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import sqlite3
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from typer.testing import CliRunner
 
 from goldfish.cli import app
 from goldfish.errors import ConfigError, GoldfishError, StoreError
+from goldfish.experiments.client_setup import key_of
+from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.project.evidence import Pack, case_of, headline, write_evidence
 from goldfish.project.ledger import Ledger
 from goldfish.project.project import Project
@@ -401,3 +405,65 @@ def test_an_empty_folder_is_no_pack(tmp_path: Path) -> None:
 def test_a_public_key_that_is_not_ed25519(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="as a public key"):
         read_public(b"-----BEGIN PUBLIC KEY-----\n-----END PUBLIC KEY-----\n", "it")
+
+
+def test_a_pack_names_the_shards_that_were_touched(tmp_path: Path) -> None:
+    """SISA gives every sample a place by itself: the same is told by plan and pack."""
+    more = '[unlearning]\nmethod = "sisa"\n[unlearning.sisa]\nshards = 3\nslices = 1'
+    with make_project(tmp_path / "project", more) as project:
+        list(project.train(MACHINE))
+        ids = project.samples(MACHINE)["client-1"][:2]
+        salt = project.files.pinned().salt
+        places = [
+            place_of(key_of(salt, name), "client-1", 0, SisaSettings(shards=3, slices=1))[0]
+            for name in ids
+        ]
+        touched = sorted({place + 1 for place in places})
+        project.forget("client-1", samples=ids, machine=MACHINE)
+        project.forget("client-2", label=1, machine=MACHINE)
+        assert project.plan(MACHINE, ["sisa"]).shards["client-1"] == touched
+        list(project.unlearn(MACHINE))
+        key = tmp_path / "key"
+        new_key(key)
+        pack = write_evidence(project.ledger, "R-0001", tmp_path / "out", key, {})
+        assert json.loads((pack.folder / "evidence.json").read_text())["shards"] == touched
+        assert (
+            f"Touched: part{'s' * (len(touched) > 1)} {touched[0]}"
+            in (pack.folder / "index.html").read_text()
+        )
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Be a user who may write nowhere, where this process is root's."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_a_pack_is_verified_against_a_ledger_that_cannot_be_written(made: Made) -> None:
+    """As on a read-only disk, or in the folder of another user."""
+    made.unlearn()
+    pack = made.pack()
+    made.ledger.close()
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        folder = Path(place)
+        shutil.copytree(pack.folder, folder / "pack")
+        shutil.copy(made.folder / "ledger.db", folder / "ledger.db")
+        for path in (folder / "ledger.db", *(folder / "pack").iterdir()):
+            path.chmod(0o444)
+        (folder / "pack").chmod(0o555)
+        folder.chmod(0o555)
+        with nobody():
+            with pytest.raises(StoreError, match="cannot be used"):
+                Ledger.open(folder / "ledger.db")
+            checks = verify_evidence(folder / "pack", ledger=folder / "ledger.db")
+        assert sorted(path.name for path in folder.iterdir()) == ["ledger.db", "pack"]
+        folder.chmod(0o755)
+    (of_ledger,) = (check for check in checks if check.what == "project's ledger")
+    assert (of_ledger.state, of_ledger.detail[:26]) == ("right", "Its events are one chain, ")

@@ -16,7 +16,7 @@ from goldfish.errors import ConfigError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
 from goldfish.project import lineage
-from goldfish.project.project import Project, _federation
+from goldfish.project.project import Project, _in_process
 from goldfish.store import load_checkpoint
 from goldfish.types import Failure, RoundReplies, Task
 
@@ -125,7 +125,7 @@ def test_a_superseded_version_is_no_starting_point(trained: Project) -> None:
     list(trained.unlearn(MACHINE))
     old, new = trained.ledger.versions()
     holdings = trained.files.holdings(MACHINE)
-    federation = _federation(holdings, {}, MACHINE)
+    federation = _in_process(holdings.scenario({}, "cpu"), MACHINE, "")
     assert trained.load(new, federation).phase == "goldfish-sprint"
     with pytest.raises(StoreError, match="v1 is quarantined"):
         trained.load(old, federation)
@@ -157,7 +157,7 @@ def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project
     assert by_name["retrain"].cost.samples == 2 * 56
     assert by_name["goldfish-sprint"].rounds in (9, 10, 11)  # 1 to 3 turns, then 8 rounds
     assert "were not kept" in str(by_name["fed-eraser"].refused)
-    assert found.shards == {"client-1": [0]}
+    assert found.shards == {"client-1": [1]}
     assert found.artefacts == ["versions/v1/model.safetensors"]
     assert [r.state for r in trained.ledger.requests()] == ["planned"]
     list(trained.unlearn(MACHINE, "retrain"))

@@ -170,3 +170,29 @@ def test_a_full_disk_loses_nothing(project: Project) -> None:
     assert [r.state for r in project.ledger.requests()] == ["audited"]
     assert project.ledger.verify() == []
     assert not list(project.folder.rglob(".*.part"))
+
+
+def test_a_flipped_byte_in_what_is_being_made_is_told_and_harms_nothing(trained: Project) -> None:
+    """Each file of an interrupted pass, one after the other; then it goes on to the same bits."""
+    trained.forget("client-1", label=0, machine=MACHINE)
+    steps = trained.unlearn(MACHINE)
+    for step in steps:
+        if step.round == 2:
+            break
+    steps.close()  # type: ignore[attr-defined]
+    found = [path for path in trained.files.work(2).rglob("*") if path.is_file()]
+    assert {path.name for path in found} == {
+        "pass.json",
+        "metrics.jsonl",
+        "goldfish-sprint.safetensors",
+    }
+    for path in found:
+        whole = path.read_bytes()
+        for place in (0, 30, len(whole) - 2) if path.name != "metrics.jsonl" else (0,):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(StoreError, match=rf"{path.name}.* (cannot be|was changed)"):
+                list(trained.unlearn(MACHINE))
+        path.write_bytes(whole)
+    assert (trained.current().number, trained.ledger.verify()) == (1, [])
+    list(trained.unlearn(MACHINE))
+    assert trained.current().facts["rounds"] in (9, 10, 11)

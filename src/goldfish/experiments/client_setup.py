@@ -5,8 +5,9 @@ Names and ids only: the data itself is read on the client's own machine.
 
 from __future__ import annotations
 
+import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,12 @@ from goldfish.types import Examples, ModelFactory, Scalar
 
 STRICT = ConfigDict(extra="forbid")
 """What arrives has no names beside those that are known."""
+
+
+def key_of(salt: str, sample_id: str, client: str | None = None) -> str:
+    """Return a sample's key: a digest of its id under a salt. With ``client`` ids are its own."""
+    name = sample_id if client is None else f"{client}\0{sample_id}"
+    return hmac.digest(bytes.fromhex(salt), name.encode(), "sha256").hex()[:32]
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,10 @@ class ClientSetup:
     backdoor: Backdoor | None = None
     canaries: Mapping[str, int] = field(default_factory=dict)
     """Those of them that have a wrong label, and which."""
+    salt: str | None = None
+    """In a project samples are known by their keys under this salt, and never by their ids."""
+    gone: tuple[str, ...] = ()
+    """In a project: those of ``ids`` that were removed. What is not there any more is too."""
 
     def to_json(self) -> str:
         """Return the setup as text, the same for equal setups."""
@@ -94,6 +105,8 @@ def shared_examples(
             f'path="...", where the data ({setup.dataset}) lies there.'
         )
     train = load(setup.dataset or "", data_dir, path=path if setup.path else None).train
+    if setup.salt is not None:
+        return left_of(setup, with_keys(train, setup.salt))
     if setup.poisoned:
         train = with_trigger(train, setup.poisoned, setup.backdoor)
     train = with_canaries(train, setup.canaries)
@@ -101,7 +114,7 @@ def shared_examples(
     return partitions.split(train, one)[setup.client_id]
 
 
-def own_examples(setup: ClientSetup, kind: str, path: Path) -> Subset:
+def own_examples(setup: ClientSetup, kind: str, path: Path) -> TensorExamples:
     """Read the data that the client has of its own, and see that it fits the federation's model."""
     examples, _ = load_half(kind, path, "train", setup.class_names)
     shape = tuple(examples.images.shape[1:])
@@ -110,7 +123,32 @@ def own_examples(setup: ClientSetup, kind: str, path: Path) -> Subset:
             f"{path}: a sample has the shape {list(shape)}, but the federation's model takes "
             f"{list(setup.model.image_shape)}."
         )
-    return Subset(examples, torch.arange(len(examples)))
+    if setup.salt is not None and are_positions(examples.ids):
+        raise ConfigError(
+            f"{path}: samples have no ids but their positions, which mean other samples once one "
+            "is deleted. Give them ids (ids_train, or files in folders): a project needs them."
+        )
+    return examples
+
+
+def are_positions(ids: Sequence[str]) -> bool:
+    """Tell whether ids are places in the data, and no names."""
+    return list(ids) == [str(place) for place in range(len(ids))]
+
+
+def with_keys(examples: TensorExamples, salt: str, client: str | None = None) -> TensorExamples:
+    """Return the examples under their keys; with ``client`` their ids are that client's own."""
+    keys = [key_of(salt, sample_id, client) for sample_id in examples.ids]
+    return TensorExamples(
+        examples.images, examples.labels, keys, mean=examples.mean, std=examples.std
+    )
+
+
+def left_of(setup: ClientSetup, examples: TensorExamples) -> Subset:
+    """Return what is left of the samples that a project's client had at first, in their order."""
+    place = {key: position for position, key in enumerate(examples.ids)}
+    gone = set(setup.gone)
+    return Subset(examples, [place[k] for k in setup.ids if k in place and k not in gone])
 
 
 def with_trigger(

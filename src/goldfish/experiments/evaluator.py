@@ -168,11 +168,20 @@ def chosen(examples: TensorExamples, mask: Tensor) -> TensorExamples | None:
 
 
 def removed_classes(scenario: Scenario) -> list[int]:
-    """Return the classes of removed samples that no remaining training sample has."""
+    """Return the classes of removed samples that no remaining training sample has.
+
+    Where only clients know their samples, those that every client removes, or leaves with.
+    """
     if scenario.removed is None:
-        return sorted({r.class_label for r in scenario.requests if r.class_label is not None})
+        asked: dict[int | None, set[str]] = {}
+        for request in scenario.requests:
+            if request.sample_ids is None:
+                asked.setdefault(request.class_label, set()).add(request.client_id)
+        left = asked.pop(None, set())
+        everyone = {client.id for client in scenario.clients}
+        return sorted(c for c, own in asked.items() if c is not None and own | left >= everyone)
     gone = set(scenario.removed.ids)
-    left = {
+    labels = {
         label
         for client in scenario.clients
         for sample_id, label in zip(
@@ -180,7 +189,7 @@ def removed_classes(scenario: Scenario) -> list[int]:
         )
         if sample_id not in gone
     }
-    return sorted(set(scenario.true_labels) - left)
+    return sorted(set(scenario.true_labels) - labels)
 
 
 def _named(scenario: Scenario, requests: Sequence[DeletionRequest]) -> Tensor:

@@ -225,6 +225,16 @@ def load_data(settings: DataSettings, seed: int, data_dir: Path | None) -> Label
     )
 
 
+def load_test(
+    settings: DataSettings, data_dir: Path | None
+) -> tuple[TensorExamples, tuple[str, ...]]:
+    """Load the server's test set, with the names of the classes, where members have the rest."""
+    if settings.path is not None:
+        return load_half(settings.name, Path(settings.path), "test")
+    data = load(settings.name, data_dir)
+    return data.test, data.class_names
+
+
 def _draw(examples: TensorExamples, count: int | None, seed: int, half: str) -> TensorExamples:
     """Return ``count`` of the examples, in their order; all where it is None."""
     if count is None:
@@ -269,11 +279,7 @@ def _members_scenario(
             "deletion: backdoor_target, clean_rate and canaries choose and change samples, and the "
             "data of data.members is out of reach: leave them out."
         )
-    if config.data.path is not None:
-        test, class_names = load_half(config.data.name, Path(config.data.path), "test")
-    else:
-        data = load(config.data.name, machine.data_dir)
-        test, class_names = data.test, data.class_names
+    test, class_names = load_test(config.data, machine.data_dir)
     model = _model(config, test, class_names)
     for what in (config.deletion, *config.deletion.then):
         if what.class_label is not None and what.class_label >= len(class_names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from goldfish.data import Subset, removal
 from goldfish.errors import ConfigError, unknown
 from goldfish.experiments.client_setup import (
     ClientSetup,
+    left_of,
     on_device,
     own_examples,
     shared_examples,
+    with_keys,
 )
 from goldfish.flower import wire
 from goldfish.flower.client_store import ClientStore, StoredState, store_id
 from goldfish.flower.node import Node
-from goldfish.methods import METHODS, Method, auditing, fedavg, filing
+from goldfish.methods import METHODS, Method, auditing, census, fedavg, filing, purging
 from goldfish.params import shapes_of
 from goldfish.randomness import seeded_globally
 from goldfish.training.workspace import MEMBERS, LocalWorkspace, ensemble_size
@@ -34,7 +37,13 @@ logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's ow
 def steps_of(methods: Iterable[Method[Any]]) -> dict[str, Step[Any]]:
     """Return the client's steps of all methods by name; one name stands for one step."""
     steps: dict[str, Step[Any]] = {}
-    shared: Sequence[Step[Any]] = (fedavg.TRAIN, filing.FILE, *auditing.STEPS)
+    shared: Sequence[Step[Any]] = (
+        fedavg.TRAIN,
+        filing.FILE,
+        census.CENSUS,
+        purging.PURGE,
+        *auditing.STEPS,
+    )
     for step in (*shared, *(s for method in methods for s in method.steps)):
         if steps.setdefault(step.name, step) != step:
             raise ConfigError(f"Two methods call different steps {step.name!r}: rename one.")
@@ -98,16 +107,19 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         where = f"round {order.context.round} of {order.context.phase}"
         logger.info("task %.8s: %s, %s", order.id, order.step, where)
         task = task_of(received, store.constants(order))
+        if task.step is purging.PURGE:  # it needs neither data nor model
+            store.purge(order, task.settings.keep)
+            return wire.encode_answer(wire.Answer(order.id, purging.purged(task), 0))
         setup, state = ClientSetup.from_json(store.setup(order)), store.state(order)
         torch.set_num_threads(order.threads)
         if setup.dataset is not None:  # an experiment, which trains with all of it again
             state.tombstones.clear()
-        client = client_of(task, setup, state, node)
-        if setup.dataset is None:
-            store.bury(client.id, removal.to_remember(client))
-        if task.step not in (filing.FILE, *auditing.STEPS):
+        client = client_of(task, setup, state, node, store)
+        if task.step not in (filing.FILE, census.CENSUS, *auditing.STEPS):
             node.check_samples(len(client.retained))
         update = carry_out(task, setup, client, node)
+        if task.step is census.CENSUS:  # the data may be another the next time
+            return wire.encode_answer(wire.Answer(order.id, update, 0))
         return wire.encode_answer(store.commit(order, update, state))
 
 
@@ -127,11 +139,47 @@ def task_of(received: wire.Received, constants: Mapping[str, Constant]) -> Task[
     )
 
 
-def client_of(task: Task[Any], setup: ClientSetup, state: StoredState, node: Node) -> Client:
-    """Read the client's data and split it by what the task's requests name."""
-    examples = on_device(examples_of(setup, node), node.device)
+def client_of(
+    task: Task[Any], setup: ClientSetup, state: StoredState, node: Node, store: ClientStore
+) -> Client:
+    """Read the client's data and split it by what the task's requests name.
+
+    Of a client with data of its own they are remembered, whatever becomes of the task.
+    """
+    if setup.dataset is not None:
+        if node.data is not None:
+            raise ConfigError(
+                f"This node has data of its own, but the run gives {node.client_id} a part of "
+                f"{setup.dataset}: name the client in data.members, or start the node without data."
+            )
+        examples = shared_examples(setup, node.data_dir, node.path)
+        if setup.salt is not None:
+            state.tombstones |= set(setup.ids).difference(examples.ids)
+        return _split(task, examples, state, node)
+    plain = own_examples(setup, *own_data(node))
+    buried = store.buried(node.client_id, plain.ids)
+    if setup.salt is None:
+        state.tombstones |= buried
+        client = _split(task, Subset(plain, torch.arange(len(plain))), state, node)
+        store.bury(client.id, removal.to_remember(client))
+        return client
+    keyed = with_keys(plain, setup.salt, node.client_id)
+    ids = dict(zip(keyed.ids, plain.ids, strict=True))
+    examples = Subset(keyed, torch.arange(len(keyed)))
+    if setup.ids:  # else this client has not said yet what it has
+        examples = left_of(setup, keyed)
+    state.tombstones = {key for key in ids if ids[key] in buried}
+    state.tombstones |= set(setup.ids).difference(examples.ids)
+    client = _split(task, examples, state, node)
+    asked = [ids[key] for key in removal.to_remember(client) if key in ids]
+    store.bury(client.id, map(store.hidden, asked))
+    return client
+
+
+def _split(task: Task[Any], examples: Subset, state: StoredState, node: Node) -> Client:
     fewest = 1 if node.data is None else node.min_audited
-    client = Client(node.client_id, examples, state=state, fewest=fewest)
+    own = on_device(examples, node.device)
+    client = Client(node.client_id, own, state=state, fewest=fewest)
     return removal.split(client, task.requests, task.honoured)
 
 
@@ -168,18 +216,11 @@ def refuse_other_models(task: Task[Any], setup: ClientSetup) -> None:
             )
 
 
-def examples_of(setup: ClientSetup, node: Node) -> Subset:
-    """Read the client's data: its part of the shared dataset, or what the node has of its own."""
-    if setup.dataset is not None:
-        if node.data is not None:
-            raise ConfigError(
-                f"This node has data of its own, but the run gives {node.client_id} a part of "
-                f"{setup.dataset}: name the client in data.members, or start the node without data."
-            )
-        return shared_examples(setup, node.data_dir, node.path)
+def own_data(node: Node) -> tuple[str, Path]:
+    """Return the kind and the place of the data that a node has of its own."""
     if node.data is None or node.path is None:
         raise ConfigError(
             f"The run expects that {node.client_id} has data of its own: start its node with "
             'data="npz" path="/srv/data.npz" in the node-config.'
         )
-    return own_examples(setup, node.data, node.path)
+    return node.data, node.path

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hmac
 import json
+import secrets
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +36,8 @@ from goldfish.params import digest, num_bytes
 from goldfish.types import ClientState, Constant, Params, Update
 
 DATABASE = "client.sqlite"
+HIDDEN = "sha256:"
+"""How a tombstone begins that does not tell the id."""
 SCHEMA = 1
 CONSTANTS_KEPT = 6
 """So many constants and setups stay on disk, those used last; others are asked for again."""
@@ -176,13 +180,27 @@ class ClientStore:
         return StoredState(
             StoredArrays(self, self._visible(order)),
             StoredCache(self, self._cached(order)),
-            set(self.tombstones(order.client_id)),
+            {s for s in self.tombstones(order.client_id) if not s.startswith(HIDDEN)},
         )
 
     def tombstones(self, client_id: str) -> list[str]:
-        """Return the samples that the client was asked to remove: oldest first, then by name."""
+        """Return the samples that the client was asked to remove: oldest first, then by name.
+
+        Those that a project removed are there as :meth:`hidden` names them.
+        """
         query = "SELECT sample FROM tombstones WHERE client = ? ORDER BY at, sample"
         return [sample for (sample,) in self._db.execute(query, [client_id])]
+
+    def buried(self, client_id: str, samples: Iterable[str]) -> set[str]:
+        """Return those of these samples that the client was asked to remove."""
+        known = set(self.tombstones(client_id))
+        secret = any(name.startswith(HIDDEN) for name in known)
+        return {s for s in samples if s in known or (secret and self.hidden(s) in known)}
+
+    def hidden(self, sample: str) -> str:
+        """Return a name by which a sample is known again, and that does not tell its id."""
+        salt = _about(self._db, "salt", secrets.token_hex(32))
+        return HIDDEN + hmac.digest(bytes.fromhex(salt), sample.encode(), "sha256").hex()
 
     def bury(self, client_id: str, samples: Iterable[str]) -> None:
         """Remember samples that the client was asked to remove, whatever becomes of the task."""
@@ -195,11 +213,29 @@ class ClientStore:
 
     def lift(self, client_id: str, samples: Iterable[str]) -> None:
         """Let the client use samples again."""
+        named = [name for sample in samples for name in (sample, self.hidden(sample))]
         with self._transaction():
             self._db.executemany(
                 "DELETE FROM tombstones WHERE client = ? AND sample = ?",
-                [(client_id, sample) for sample in samples],
+                [(client_id, name) for name in named],
             )
+
+    def purge(self, order: Order, keep: Collection[str]) -> None:
+        """Delete what the client keeps of a run, and every model that it was sent, for good.
+
+        The shard models of the phases in ``keep`` stay, and so do tombstones.
+        """
+        own = [order.run, order.client_id]
+        with self._transaction():
+            for table in ("answers", "cache"):
+                self._db.execute(f"DELETE FROM {table} WHERE run = ? AND client = ?", own)  # noqa: S608
+            query = "SELECT number, key FROM state WHERE run = ? AND client = ?"
+            for number, key in self._db.execute(query, own).fetchall():
+                if key.partition("/")[0] not in keep:
+                    self._db.execute("DELETE FROM state WHERE number = ?", [number])
+            self._db.execute("DELETE FROM kept WHERE digest != ?", [order.setup])
+        self._sweep()
+        self._db.execute("VACUUM")  # no byte of a deleted row stays
 
     def commit(self, order: Order, update: Update, state: StoredState) -> Answer:
         """Keep the answer to an order and the change of the state, both or neither."""

@@ -21,6 +21,7 @@ from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.runner import check_experiment, run_experiment
 from goldfish.experiments.scenario import Machine, Scenario
+from goldfish.federation.settings import FlowerSettings
 from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.progress import ProgressLog, alone_in
 from goldfish.store import CONFIG, RESULT, RunDirectory
@@ -35,13 +36,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the app's settings name, or audit it."""
     settings = context.run_config
-    run_dir = _absolute(settings, "run-dir")
-    machine = Machine(
-        data_dir=_path(settings, "data-dir"),
-        device=str(settings.get("device") or "cpu"),
-        threads=int(settings.get("threads") or 1),
-        elsewhere=bool(settings.get("elsewhere")),
-    )
+    run_dir, machine = absolute(settings, "run-dir"), machine_of(settings)
     config = _config(settings, run_dir)
     tier = str(settings.get("audit") or "")
     if not tier and not (run_dir / CONFIG).exists():
@@ -49,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
         with RunDirectory.open(run_dir, config.to_toml(), resume=False):
             pass  # who follows it finds the directory
     # A finished run has nothing to ask of anybody, and must not wait for nodes that are gone.
-    engine = engine_on(grid, config, greet=bool(tier) or not (run_dir / RESULT).exists())
+    engine = engine_on(grid, config.flower, greet=bool(tier) or not (run_dir / RESULT).exists())
     token = str(settings.get("token") or "")
     with alone_in(run_dir), ProgressLog(run_dir, token) as log:
         if tier:
@@ -68,7 +63,17 @@ def main(grid: Grid, context: Context) -> None:
             logger.info("%s: round %d of %d", step.phase, step.round, step.rounds)
 
 
-def engine_on(grid: Grid, config: Config, *, greet: bool = True) -> EngineFactory:
+def machine_of(settings: Mapping[str, Scalar]) -> Machine:
+    """Return the machine that an app's settings tell of."""
+    return Machine(
+        data_dir=_path(settings, "data-dir"),
+        device=str(settings.get("device") or "cpu"),
+        threads=int(settings.get("threads") or 1),
+        elsewhere=bool(settings.get("elsewhere")),
+    )
+
+
+def engine_on(grid: Grid, settings: FlowerSettings, *, greet: bool = True) -> EngineFactory:
     """Return what makes the engine of a run whose clients are the nodes of ``grid``.
 
     With ``greet`` it knows them before the first round, whose time then is that of its work.
@@ -80,7 +85,7 @@ def engine_on(grid: Grid, config: Config, *, greet: bool = True) -> EngineFactor
             {client_id: setup.to_json() for client_id, setup in scenario.setups.items()},
             scenario.model,
             run_id=run_id,
-            settings=config.flower,
+            settings=settings,
             samples={
                 client_id: len(setup.ids)
                 for client_id, setup in scenario.setups.items()
@@ -110,7 +115,8 @@ def _config(settings: Mapping[str, Scalar], run_dir: Path) -> Config:
     return load_config(named, ['engine="flower"'])
 
 
-def _absolute(settings: Mapping[str, Scalar], name: str) -> Path:
+def absolute(settings: Mapping[str, Scalar], name: str) -> Path:
+    """Return a path that an app's settings name, and that must be whole."""
     path = _path(settings, name)
     if path is None or not path.is_absolute():
         raise ConfigError(

@@ -31,8 +31,8 @@ from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.runner import check_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.federation.settings import FlowerSettings
-from goldfish.files import claim, write_whole
-from goldfish.flower.app_folder import write_app_folder
+from goldfish.files import claim, make_folder, write_whole
+from goldfish.flower.app_folder import SERVER_APP, write_app_folder
 from goldfish.flower.ops.processes import end_as_usual
 from goldfish.flower.progress import LOG, is_at_work, last_process, read_lines
 from goldfish.results import Progress
@@ -40,6 +40,8 @@ from goldfish.store import CONFIG, RunDirectory
 from goldfish.types import Scalar
 
 INSTALL = "pip install 'goldfish-fl[flower]'"
+PROJECT_APP = "goldfish.project.server_app:app"
+"""The server's side of a project's commands."""
 CONNECTION = "goldfish"
 """The name under which Flower's own configuration knows the SuperLink."""
 FLWR = (sys.executable, "-P", "-m", "flwr.cli.app")
@@ -118,7 +120,28 @@ def audit_on_flower(
     _wait_until_left(run, ENDING_FOR)
     what: dict[str, Scalar] = {"audit": tier, "models": models or 0, "methods": " ".join(methods)}
     with claim(run / SUBMIT_LOCK, "audit another run"):
-        yield from _follow(config.flower, run, machine, tell, f"goldfish audit {run}", what)
+        yield from _follow(config.flower, run, machine, tell, f"goldfish audit {run}", command=what)
+
+
+def project_on_flower(
+    settings: FlowerSettings,
+    out: Path,
+    machine: Machine,
+    command: Mapping[str, Scalar],
+    *,
+    tell: Tell = _keep_quiet,
+) -> Iterator[Progress]:
+    """Yield the progress of a project's command, which its own server app carries out.
+
+    ``out`` is where that app tells what it does; ``command`` are its settings, ``command`` and
+    ``project`` among them.
+    """
+    refuse_to_submit(settings, machine)
+    make_folder(out)
+    _wait_until_left(out, ENDING_FOR)
+    with claim(out / SUBMIT_LOCK, "choose another project"):
+        again = f"goldfish {command['command']}"
+        yield from _follow(settings, out, machine, tell, again, PROJECT_APP, command)
 
 
 def refuse_to_submit(settings: FlowerSettings, machine: Machine) -> None:
@@ -138,6 +161,7 @@ def _follow(
     machine: Machine,
     tell: Tell,
     again: str,
+    server_app: str = SERVER_APP,
     command: Mapping[str, Scalar] | None = None,
 ) -> Iterator[Progress]:
     """Submit the app, yield its progress, and end it if it is not followed to its end."""
@@ -152,7 +176,7 @@ def _follow(
     with tempfile.TemporaryDirectory(prefix="goldfish-") as temporary:
         submission = Submission(Path(temporary), settings, out, tell, again)
         try:
-            submission.start({**own, **(command or {})})
+            submission.start({**own, **(command or {})}, server_app)
             yield from submission.follow()
         finally:
             submission.stop()
@@ -201,7 +225,8 @@ class Submission:
         self._folder = folder
         self._out = out
         self._tell = tell
-        self._again = again or f"goldfish run {out} --resume"
+        self._again = again
+        """The command that goes on with it."""
         self._token = secrets.token_hex(8)
         self._place = 0
         self._started = False
@@ -215,9 +240,9 @@ class Submission:
         write_whole(self._home / "config.toml", connection(settings))
         self._environment = {**os.environ, **QUIET, "FLWR_HOME": str(self._home)}
 
-    def start(self, settings: Mapping[str, Any]) -> None:
+    def start(self, settings: Mapping[str, Scalar], server_app: str = SERVER_APP) -> None:
         """Submit the app, and have what it logs written to the run directory."""
-        write_app_folder(self._folder / "app", {**settings, "token": self._token})
+        write_app_folder(self._folder / "app", {**settings, "token": self._token}, server_app)
         (self._out / LOG).unlink(missing_ok=True)
         with (self._out / FLOWER_LOG).open("wb") as log:
             self._child = subprocess.Popen(  # noqa: S603 (our own arguments)

@@ -8,7 +8,8 @@ from functools import partial
 
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, unknown
-from goldfish.project.holdings import Holdings, key_of
+from goldfish.experiments.client_setup import key_of
+from goldfish.project.holdings import Holdings
 from goldfish.project.ledger import Kind, Request
 from goldfish.types import DeletionRequest
 

@@ -44,6 +44,7 @@ def _open(folder: Path) -> Iterator[Project]:
     from goldfish.project.project import Project
 
     with Project.open(folder) as project:
+        project.tell = say
         yield project
 
 
@@ -77,7 +78,7 @@ def train(
             say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
             return
         steps = opened.train(_machine(data_dir, device, workers))
-        show_progress(steps, "goldfish train")
+        show_progress(steps, "goldfish train", close=opened.settings.on_flower)
         _say_version(opened, opened.current())
 
 
@@ -112,6 +113,8 @@ def clients(
         print_table(("client", "samples"), ((name, str(len(ids))) for name, ids in held.items()))
     elif client not in held:
         raise ConfigError(unknown("client", client, held, "'goldfish clients' lists all."))
+    elif opened.settings.members is not None:
+        raise ConfigError(f"The ids of its samples are known to {client} alone.")
     else:
         typer.echo("\n".join(held[client]))
 
@@ -186,7 +189,7 @@ def plan(
         found = opened.plan(machine, method or ())
     _print_estimates(found.advice)
     for client, shards in found.shards.items():
-        say(f"Touched of {client}: shards {', '.join(str(shard + 1) for shard in shards)}.")
+        say(f"Touched of {client}: shards {', '.join(map(str, shards))}.")
     say(f"To be superseded: {', '.join(found.artefacts)}.")
     say(f"Advice: goldfish unlearn --method {found.advice.method} ({found.advice.reason}).")
 
@@ -229,7 +232,7 @@ def unlearn(
     with _open(project) as opened:
         before = opened.current().number
         steps = opened.unlearn(_machine(data_dir, device, workers), method)
-        show_progress(steps, "goldfish unlearn")
+        show_progress(steps, "goldfish unlearn", close=opened.settings.on_flower)
         version = opened.current()
         if version.number > before:
             _say_version(opened, version)
@@ -240,7 +243,7 @@ def unlearn(
 @app.command()
 def status(project: Folder = HERE) -> None:
     """Show requests, model versions, due dates and what is overdue."""
-    from goldfish.report.formatting import plural
+    from goldfish.report.formatting import listing, plural
 
     with _open(project) as opened:
         versions, requests = opened.ledger.versions(), opened.ledger.requests()
@@ -263,6 +266,11 @@ def status(project: Folder = HERE) -> None:
         elif pending:
             waiting = plural(len(pending), "request")
             say(f"Still to be handled: {waiting}. 'goldfish plan', then 'goldfish unlearn'.")
+        elif away := opened.outstanding():
+            say(
+                f"Still kept by {listing(away)}: what was made from removed samples. Run 'goldfish "
+                "purge' when they are there."
+            )
         elif opened.ledger.artefacts("quarantined"):
             say("Old models that know removed samples are still there: 'goldfish purge'.")
         else:
@@ -288,7 +296,10 @@ def purge(
         gone = opened.purge(dry_run=dry_run)
         for artefact in gone:
             say(f"{'would be' if dry_run else 'is'} deleted: {artefact.path} ({artefact.kind})")
-        if not gone:
+        away = opened.outstanding()
+        if away and not dry_run:
+            say(f"Not there, and still to be purged: {', '.join(away)}.")
+        elif not gone:
             say("Nothing descends from removed samples.")
 
 
@@ -322,7 +333,9 @@ def _what(request: Request) -> str:
     from goldfish.report.formatting import plural
 
     named = {"samples": "", "class": ", a class", "all": ", all it has"}
-    return f"{plural(request.count or 0, 'sample')}{named[request.kind]}"
+    if request.count is None:
+        return "a class"  # of which only the client knows how many samples it has
+    return f"{plural(request.count, 'sample')}{named[request.kind]}"
 
 
 def _say_version(project: Project, version: Version) -> None:

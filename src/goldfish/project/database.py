@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy
 from sqlalchemy import Connection, Engine, make_url, text
@@ -59,8 +60,11 @@ MIGRATIONS: tuple[Migration, ...] = (Migration(_TABLES, _SQLITE_TRIGGERS, _POSTG
 """Number n brings a ledger from schema n-1 to n. What is here is never changed, only added to."""
 
 
-def engine_of(url: str | Path, *, create: bool = True) -> Engine:
-    """Return SQLAlchemy's engine for the database at an address; nothing is asked of it yet."""
+def engine_of(url: str | Path, *, read_only: bool = False) -> Engine:
+    """Return SQLAlchemy's engine for the database at an address; nothing is asked of it yet.
+
+    With ``read_only`` it must be there, and may lie where nothing can be written.
+    """
     written = str(url)
     try:
         parsed = make_url(written if "://" in written else f"sqlite:///{written}")
@@ -68,9 +72,15 @@ def engine_of(url: str | Path, *, create: bool = True) -> Engine:
         raise ConfigError(f"{written!r} is no address of a ledger: {error}.") from error
     backend = parsed.get_backend_name()
     if backend == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        _own_file(Path(str(parsed.database)), create=create)
+        path = Path(str(parsed.database))
+        if read_only:
+            parsed = parsed.set(database=_reading(path), query={"uri": "true"})
+        else:
+            _own_file(path)
         engine = sqlalchemy.create_engine(parsed, connect_args={"timeout": WAIT_S})
         sqlalchemy.event.listen(engine, "connect", _prepare_sqlite)
+        if not read_only:
+            sqlalchemy.event.listen(engine, "connect", _prepare_writing)
     elif backend == "postgresql":
         try:
             engine = sqlalchemy.create_engine(parsed.set(drivername="postgresql+psycopg"))
@@ -87,10 +97,23 @@ def engine_of(url: str | Path, *, create: bool = True) -> Engine:
     return engine
 
 
-def _own_file(path: Path, *, create: bool) -> None:
-    """Make the database file, its owner's alone: what SQLite writes beside it takes after it."""
-    if not create and not path.exists():
+def _reading(path: Path) -> str:
+    """Return how SQLite is told to read a file and to write nothing.
+
+    It keeps a write-ahead log beside the file. Where it can make none, nobody writes: then the file
+    is as it is, unless a log was left there.
+    """
+    if not path.exists():
         raise StoreError(f"There is no ledger {path}.")
+    own = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
+    alone = not os.access(path.parent, os.W_OK, **own)
+    log = path.with_name(f"{path.name}-wal")
+    never = "&immutable=1" if alone and not (log.exists() and log.stat().st_size) else ""
+    return f"file:{quote(str(path.resolve()))}?mode=ro{never}"
+
+
+def _own_file(path: Path) -> None:
+    """Make the database file, its owner's alone: what SQLite writes beside it takes after it."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
@@ -102,13 +125,13 @@ def _own_file(path: Path, *, create: bool) -> None:
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin says so
-    for pragma in (
-        "journal_mode = WAL",
-        "synchronous = FULL",
-        "foreign_keys = ON",
-        "secure_delete = ON",
-        "temp_store = MEMORY",  # VACUUM would write ids into a temporary file
-    ):
+    # VACUUM would write ids into a temporary file.
+    for pragma in ("foreign_keys = ON", "temp_store = MEMORY"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _prepare_writing(connection: Any, _record: object) -> None:
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
         connection.execute(f"PRAGMA {pragma}").close()
 
 
@@ -122,13 +145,18 @@ def _begin(db: Connection) -> None:
         db.exec_driver_sql(begins[purpose])
 
 
-def migrate(db: Connection, name: str, *, create: bool = True) -> bool:
-    """Bring the schema up to date; say whether the ledger is new, which only ``create`` allows."""
+def migrate(db: Connection, name: str, *, read_only: bool = False) -> bool:
+    """Bring the schema up to date, or refuse an old one; say whether the ledger is new."""
     there = 0
     if sqlalchemy.inspect(db).has_table("about"):
         there = int(db.execute(ABOUT, {"name": "schema"}).scalar_one())
-    if there == 0 and not create:
+    if there == 0 and read_only:
         raise StoreError(f"There is no ledger in {name}.")
+    if there < len(MIGRATIONS) and read_only:
+        raise StoreError(
+            f"The ledger {name} is of an earlier version of Goldfish (schema {there}, here "
+            f"{len(MIGRATIONS)}). Open its project once where it can be written."
+        )
     if there > len(MIGRATIONS):
         raise StoreError(
             f"The ledger {name} was written by a later version of Goldfish (schema {there}, here "

@@ -26,7 +26,7 @@ from goldfish.errors import StoreError
 from goldfish.project.chain import Event
 from goldfish.project.ledger import FORGOTTEN, Artefact, Ledger, Request, Version
 from goldfish.project.signing import fingerprint, public_pem, read_key
-from goldfish.report.formatting import percent, plural
+from goldfish.report.formatting import listing, percent, plural
 from goldfish.results import MARGINS, Memory, Part
 from goldfish.version import __version__
 
@@ -91,7 +91,12 @@ class Case:
     def outstanding(self) -> list[str]:
         """What descends from the removed samples and is still there, in words."""
         left = [a for a in self.descendants if a.state != "purged"]
-        return [f"{a.path} ({a.kind}, {a.state})" for a in left]
+        return [
+            f"what {a.client} keeps of version {a.version} on its own disk"
+            if a.client
+            else f"{a.path} ({a.kind}, {a.state})"
+            for a in left
+        ]
 
     @property
     def purged(self) -> list[str]:
@@ -183,6 +188,8 @@ def _facts(case: Case) -> dict[str, Any]:
     """Return the fields of ``evidence.json``; docs/evidence.md says what each is for."""
     request, after, before = case.request, case.after, case.before
     work = dict(after.facts) if after else {}
+    for name in ("shards", "kept"):  # of all clients
+        work.pop(name, None)
     return {
         "schema_version": 1,
         "request": {
@@ -198,11 +205,18 @@ def _facts(case: Case) -> dict[str, Any]:
         "measurements": {"before": work.pop("before", None), "after": work.pop("measures", None)},
         "findings": findings(case),
         "work": work,
+        "shards": _shards(case),
         "touched": [asdict(artefact) for artefact in case.descendants],
         "purged": case.purged,
         "outstanding": left_over(case),
         "software": _software(),
     }
+
+
+def _shards(case: Case) -> list[int]:
+    """Return the shards of the client's data that held what this version removed."""
+    found: Mapping[str, list[int]] = case.after.facts.get("shards", {}) if case.after else {}
+    return list(found.get(case.request.client, []))
 
 
 def _of_version(found: Version | None) -> dict[str, Any] | None:
@@ -304,6 +318,12 @@ def done(case: Case) -> list[str]:
         said.append(
             "This method is approximate: the new model was made with the help of the old one, so "
             "that only tests can show whether the data has left it."
+        )
+    if shards := _shards(case):
+        word = "part" if len(shards) == 1 else "parts"
+        said.append(
+            f"The client's data is divided into parts (shards), each with models of its own. "
+            f"Touched: {word} {listing(list(map(str, shards)))}."
         )
     if len(after.requests) > 1:
         number = len(after.requests)

@@ -55,7 +55,7 @@ def evidence(
     with Project.open(project) as opened:
         tables = opened.settings.tables
         settings = tables.model_dump(
-            mode="json", exclude={"ledger": True, "data": {"path", "manifest"}}
+            mode="json", exclude={"ledger": True, "flower": True, "data": {"path", "manifest"}}
         )
         pack = write_evidence(
             opened.ledger,

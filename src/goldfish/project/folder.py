@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ class ProjectFolder:
         """Return where a version is made."""
         return self.path / "work" / f"v{number}"
 
+    @property
+    def flower(self) -> Path:
+        """Return where a server app tells what it does."""
+        return self.path / "work" / "flower"
+
     def rounds(self, number: int) -> RunDirectory:
         """Return the folder in which a version is made, for its rounds."""
         make_folder(self.work(number))
@@ -133,11 +138,16 @@ class ProjectFolder:
                 "it back, or train the changed federation in a new project."
             )
 
-    def holdings(self, machine: Machine, *, begin: bool = False) -> Holdings:
-        """Read the data; with ``begin`` bind the project to it, unless that is done."""
-        if begin and not (self.path / PINNED).exists():
+    def holdings(
+        self, machine: Machine, begin: Callable[[Holdings], Holdings] | None = None
+    ) -> Holdings:
+        """Read the data; with ``begin`` bind the project to what that returns, unless that is done.
+
+        ``begin`` gets what is known here, and may ask clients what they hold.
+        """
+        if begin is not None and not (self.path / PINNED).exists():
             salt = secrets.token_hex(32)
-            holdings = load_holdings(self.settings, self.path, machine, salt, None)
+            holdings = begin(load_holdings(self.settings, self.path, machine, salt, None))
             write_whole(self.path / MANIFEST, holdings.manifest.to_json())
             pinned = Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
             write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")

@@ -8,28 +8,28 @@ project still knows a removed sample when it meets it again.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import importlib
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from goldfish.data import DatasetExamples, Partition, Subset, TensorExamples, as_examples
 from goldfish.errors import ConfigError, DataError
-from goldfish.experiments.scenario import Machine, Scenario, divide, load_data
-from goldfish.models import model_factory
+from goldfish.experiments.client_setup import (
+    ClientSetup,
+    ModelSetup,
+    are_positions,
+    key_of,
+    with_keys,
+)
+from goldfish.experiments.scenario import Machine, Scenario, divide, load_data, load_test
 from goldfish.project.settings import ProjectSettings
 from goldfish.types import Client, ClientState, DeletionRequest, Examples, ModelFactory
-
-
-def key_of(salt: str, sample_id: str, client: str | None = None) -> str:
-    """Return a sample's key; with ``client`` its id is that client's own."""
-    name = sample_id if client is None else f"{client}\0{sample_id}"
-    return hmac.digest(bytes.fromhex(salt), name.encode(), "sha256").hex()[:32]
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,33 @@ class Holdings:
     data: Mapping[str, Examples]
     """What is there of it."""
     test: TensorExamples
-    model: ModelFactory
-    class_names: Sequence[str]
+    told: ClientSetup
+    """What every client is told of the federation; of itself see :meth:`scenario`."""
     ids: Mapping[str, str]
     """The id of each sample that is there, by its key; never written."""
     digest: str | None
     """Of the data, where ids are positions in it, which mean nothing in other data."""
+    classes: Mapping[tuple[str, int], set[str]] = field(default_factory=dict)
+    """What of a client's data is of a class, where it alone knows, and was asked."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether clients have data of their own: ``data`` only stands for it, in number."""
+        return self.told.dataset is None
+
+    def held(self, there: Mapping[str, Sequence[str]]) -> Holdings:
+        """Return this with what clients with data of their own say that they hold.
+
+        Of those that say nothing, all is taken to be there.
+        """
+        keys = {**self.manifest.clients, **there}
+        stand_ins = {client: StandIns(self.test, own) for client, own in keys.items()}
+        return replace(self, data={c: Subset(own, range(len(own))) for c, own in stand_ins.items()})
+
+    @property
+    def model(self) -> ModelFactory:
+        """What builds the model."""
+        return self.told.model.factory()
 
     def missing(self, client: str) -> set[str]:
         """Return the keys of a client's samples that are not there any more."""
@@ -54,6 +75,8 @@ class Holdings:
 
     def of_class(self, client: str, label: int) -> set[str]:
         """Return the keys of a client's samples of a class, of those that are there."""
+        if (client, label) in self.classes:
+            return self.classes[client, label]
         held = self.data[client]
         return {k for k, own in zip(held.ids, held.labels.tolist(), strict=True) if own == label}
 
@@ -73,15 +96,19 @@ class Holdings:
 
     def scenario(
         self,
-        clients: Sequence[Client],
+        gone: Mapping[str, Collection[str]],
         device: str,
         requests: Sequence[DeletionRequest] = (),
         removed: Mapping[str, Collection[str]] | None = None,
     ) -> Scenario:
-        """Return what models are measured by; ``removed`` are the keys that requests name."""
+        """Return the clients, and what models are measured by.
+
+        The samples that are ``gone`` are left out; ``removed`` are the keys that requests name.
+        """
+        clients = self.clients(gone)
         parts, holders = [], []
         for client in clients:
-            wanted = set((removed or {}).get(client.id, ()))
+            wanted = set() if self.elsewhere else set((removed or {}).get(client.id, ()))
             found = [p for p, key in enumerate(client.retained.ids) if key in wanted]
             if found:
                 parts.append(_in_memory(Subset(client.retained, found)))
@@ -91,11 +118,19 @@ class Holdings:
         return Scenario(
             clients=clients,
             model=self.model,
-            setups={},
+            setups={
+                client.id: replace(
+                    self.told,
+                    client_id=client.id,
+                    ids=tuple(self.manifest.clients[client.id]),
+                    gone=tuple(sorted(client.state.tombstones)),
+                )
+                for client in clients
+            },
             partition=self.manifest,
             stages=[list(requests)],
             test=self.test.to(device),
-            class_names=self.class_names,
+            class_names=self.told.class_names,
             removed=together,
             poisoned=none,
             canaries=none,
@@ -116,27 +151,62 @@ def load_holdings(
         sys.path.append(str(folder))
     if settings.own_data:
         return _own(settings, salt, manifest)
+    if settings.members is not None:
+        return _elsewhere(settings, machine, salt, manifest)
     seed, named = settings.tables.seed, settings.tables.data
     data = load_data(named, seed, machine.data_dir)
     plain = data.train
-    keys = [key_of(salt, sample_id) for sample_id in plain.ids]
-    train = TensorExamples(plain.images, plain.labels, keys, mean=plain.mean, std=plain.std)
+    train = with_keys(plain, salt)
     if manifest is None:
-        key = dict(zip(plain.ids, keys, strict=True))
+        key = dict(zip(plain.ids, train.ids, strict=True))
         parts = divide(named, seed, plain)
         clients = {c: tuple(key[i] for i in ids) for c, ids in parts.clients.items()}
         manifest = Partition(parts.kind, seed, clients)
     on_device = train.to(machine.device)
-    digest = _digest([plain]) if _positions(plain.ids, named.limit_train is not None) else None
+    drawn = named.limit_train is not None  # then ids are places in what it was drawn from
+    places = all(map(str.isdecimal, plain.ids)) if drawn else are_positions(plain.ids)
     return Holdings(
         manifest,
         _held(manifest, dict.fromkeys(manifest.clients, on_device)),
         data.test,
-        _model(settings, data.test, data.num_classes),
-        data.class_names,
-        dict(zip(keys, plain.ids, strict=True)),
-        digest,
+        _told(settings, salt, data.test, data.class_names),
+        dict(zip(train.ids, plain.ids, strict=True)),
+        _digest([plain]) if places else None,
     )
+
+
+def _elsewhere(
+    settings: ProjectSettings, machine: Machine, salt: str, manifest: Partition | None
+) -> Holdings:
+    """Read the server's test set; what clients hold, by ``manifest``, is on their own machines."""
+    named = settings.tables.data
+    test, class_names = load_test(named, machine.data_dir)
+    told = replace(_told(settings, salt, test, class_names), dataset=None, path=None)
+    if manifest is None:  # one unknown sample each, until they have said what they hold
+        unknown = {name: (key_of(salt, "", name),) for name in settings.members or ()}
+        manifest = Partition("members", 0, unknown)
+    return Holdings(manifest, {}, test, told, {}, None).held({})
+
+
+class StandIns:
+    """As many samples of a test set as a client has of its own, under its keys: for a plan."""
+
+    def __init__(self, test: TensorExamples, keys: Sequence[str]) -> None:
+        self.ids = keys
+        self._test = test
+        self._places = torch.arange(len(keys)) % len(test)
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of the test samples."""
+        return self._test.labels[self._places]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels of test samples."""
+        return self._test.batch(self._places[positions.cpu()])
 
 
 def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Holdings:
@@ -151,14 +221,13 @@ def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Ho
     if manifest is None:
         manifest = Partition("own", 0, {c: tuple(own.ids) for c, own in named.items()})
     in_memory = _in_memory(test)
-    positional = [own for own in clients.values() if _positions(own.ids)]
+    positional = [own for own in clients.values() if are_positions(own.ids)]
     labels = max(int(own.labels.max()) for own in (in_memory, *clients.values()) if len(own))
     return Holdings(
         manifest,
         _held(manifest, named),
         in_memory,
-        _model(settings, in_memory, labels + 1),
-        [str(label) for label in range(labels + 1)],
+        _told(settings, salt, in_memory, [str(label) for label in range(labels + 1)]),
         ids,
         _digest(positional) if positional else None,
     )
@@ -200,22 +269,14 @@ def _held(manifest: Partition, data: Mapping[str, Examples]) -> dict[str, Exampl
     return held
 
 
-def _model(settings: ProjectSettings, test: TensorExamples, classes: int) -> ModelFactory:
-    model = settings.tables.model
+def _told(
+    settings: ProjectSettings, salt: str, test: TensorExamples, class_names: Sequence[str]
+) -> ClientSetup:
+    """Return what all clients are told: the model, where the data is, how samples are named."""
+    model, data = settings.tables.model, settings.tables.data
     shape = tuple(test.images.shape[1:])
-    return model_factory(
-        model.name,
-        num_classes=classes,
-        image_shape=shape,  # type: ignore[arg-type]
-        options=model.options,
-    )
-
-
-def _positions(ids: Sequence[str], drawn: bool = False) -> bool:
-    """Tell whether ids are places in the data, or in that which it was drawn from: no names."""
-    if drawn:
-        return all(sample_id.isdecimal() for sample_id in ids)
-    return list(ids) == [str(place) for place in range(len(ids))]
+    setup = ModelSetup(model.name, model.options, len(class_names), shape)  # type: ignore[arg-type]
+    return ClientSetup("", setup, tuple(class_names), data.name, data.path, salt=salt)
 
 
 def _digest(parts: Iterable[Examples]) -> str:

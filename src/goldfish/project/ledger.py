@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
+from urllib.parse import unquote
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -59,6 +60,8 @@ NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
 }
 """Where an artefact may go from each state: a quarantined one comes back if it was a mistake."""
 DUE_DAYS = 30
+CLIENT_STATE = "client state"
+"""The kind of an artefact that lies on a client's own disk: ``clients/ID/vN``."""
 MANIFEST_KEY, FORGOTTEN = "manifest key", "ids forgotten"
 
 _SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
@@ -138,6 +141,12 @@ class Artefact:
     """The data that it descends from: of each client, the digests of its manifests."""
     state: str = "current"
 
+    @property
+    def client(self) -> str:
+        """The client that keeps it on its own disk; empty for what lies in the project."""
+        own = self.path.removeprefix("clients/").rpartition("/")[0]
+        return own if self.kind == CLIENT_STATE else ""
+
 
 class Ledger:
     """The ledger of a project. Use :meth:`open`; a context manager.
@@ -167,16 +176,17 @@ class Ledger:
         self._engine.dispose()
 
     @classmethod
-    def open(cls, url: str | Path, *, create: bool = True) -> Ledger:
+    def open(cls, url: str | Path, *, read_only: bool = False) -> Ledger:
         """Open a ledger, make it if there is none, and bring its schema up to date.
 
         ``url`` is the path of an SQLite file, ``sqlite:///PATH`` or ``postgresql://...``. On
-        PostgreSQL every project has a database of its own. Without ``create`` it must be there.
+        PostgreSQL every project has a database of its own. With ``read_only`` it must be there, and
+        may lie where nothing can be written.
         """
-        ledger = cls(engine_of(url, create=create))
+        ledger = cls(engine_of(url, read_only=read_only))
         try:
-            with ledger.together() as db:
-                if migrate(db, ledger.name, create=create):
+            with ledger._reading() if read_only else ledger.together() as db:
+                if migrate(db, ledger.name, read_only=read_only):
                     key = secrets.token_hex(32)
                     tell_about(db, MANIFEST_KEY, key)
                     ledger._append("opened", "", {"key": salted_digest(key, MANIFEST_KEY)})
@@ -189,7 +199,9 @@ class Ledger:
     def name(self) -> str:
         """The database in words, without its password."""
         url = self._engine.url
-        return str(url.database if url.get_backend_name() == "sqlite" else url)
+        if url.get_backend_name() != "sqlite":
+            return str(url)
+        return unquote(str(url.database).removeprefix("file:").partition("?mode=ro")[0])
 
     # Requests
 

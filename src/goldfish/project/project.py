@@ -6,25 +6,30 @@ and what the ledger says happened, happened.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
-from goldfish.data import TensorExamples
+from goldfish.data import Partition, TensorExamples
 from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
+from goldfish.experiments.client_setup import key_of
+from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.federation import InProcess
 from goldfish.files import sha256_of, write_whole
+from goldfish.flower.submit import project_on_flower
 from goldfish.methods import (
     METHODS,
     Method,
@@ -36,17 +41,20 @@ from goldfish.methods import (
     not_honoured,
     notes_of,
 )
+from goldfish.methods.census import census
 from goldfish.methods.filing import file
+from goldfish.methods.purging import purge
+from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project.asking import Asked, Registry
 from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.holdings import Holdings
-from goldfish.project.ledger import Artefact, Kind, Ledger, Request, State, Version
+from goldfish.project.ledger import CLIENT_STATE, Artefact, Kind, Ledger, Request, State, Version
 from goldfish.project.settings import AUTO, ProjectSettings
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.settings import Settings
 from goldfish.store import KeptHistory
-from goldfish.types import DeletionRequest, States
+from goldfish.types import DeletionRequest, Federation, States
 from goldfish.unlearning.optimization import shard_numbers
 from goldfish.workflow import (
     Work,
@@ -74,6 +82,29 @@ class _Pass(Part):
     requests: list[str]
     tried: dict[str, Any] | None = None
     """What the fast method's model scored, where that was not good enough, or why it failed."""
+    sha256: str = ""
+    """Of the rest."""
+
+    again: ClassVar[str] = "rm -r {}; goldfish unlearn"
+
+    def write(self, path: Path) -> None:
+        """Write it so that :meth:`begun` sees a change."""
+        write_whole(path, self._sealed().model_dump_json())
+
+    @classmethod
+    def begun(cls, path: Path) -> Self:
+        """Read what was written."""
+        found = cls.read(path)
+        if found != found._sealed():
+            raise StoreError(
+                f"{path} was changed after it was written. Begin anew: delete {path.parent}, and "
+                "run 'goldfish unlearn'."
+            )
+        return found
+
+    def _sealed(self) -> Self:
+        rest = self.model_dump_json(exclude={"sha256"})
+        return self.model_copy(update={"sha256": hashlib.sha256(rest.encode()).hexdigest()})
 
 
 @dataclass(frozen=True)
@@ -101,18 +132,24 @@ class ProjectPlan:
 
     advice: Advice
     shards: Mapping[str, Sequence[int]]
-    """The shards of each client whose data is removed; one shard is a client's whole data."""
+    """The shards of each client whose data is removed, from 1 on; one shard is all its data."""
     artefacts: Sequence[str]
     """The models and updates that know the data, and will be superseded."""
 
 
 class Project:
-    """A project directory. :meth:`init` makes one, :meth:`open` opens it; a context manager."""
+    """A project directory. :meth:`init` makes one, :meth:`open` opens it; a context manager.
+
+    With ``engine = "flower"`` in its settings, what needs the clients is handed over to a server
+    app, where ``engine`` is set. ``tell`` gets what the user should know meanwhile.
+    """
 
     def __init__(self, files: ProjectFolder, ledger: Ledger) -> None:
         self.files = files
         self.folder = files.path
         self.ledger = ledger
+        self.engine: EngineFactory | None = None if files.settings.on_flower else _in_process
+        self.tell: Callable[[str], None] = lambda _sentence: None
 
     def __enter__(self) -> Self:
         return self
@@ -150,15 +187,17 @@ class Project:
 
         Nothing is yielded where a version is there already.
         """
+        if self.engine is None:
+            yield from self._hand_over("train", machine)
+            return
         with self._working():
             if self.ledger.versions():
                 self.files.refuse_changes()
                 return
-            holdings = self.files.holdings(machine, begin=True)
+            holdings = self.files.holdings(machine, partial(_first_census, self.engine, machine))
             tables, rounds = self.settings.tables, self.files.rounds(1)
-            clients = holdings.clients({})
-            federation = _federation(holdings, {}, machine)
-            scenario = holdings.scenario(clients, machine.device)
+            scenario = holdings.scenario({}, machine.device)
+            federation = self.engine(scenario, machine, _run_id(holdings))
             own = _own_training(self.settings)
             kept: set[int] = set()
             if own is None:
@@ -191,10 +230,15 @@ class Project:
                 states=done.states,
             )
             facts = _facts(evaluator.measure(done.params), [r.cost for r in done.records])
+            if self.settings.on_flower:
+                facts["kept"] = {client: [todo.phase] for client in federation.client_ids}
             self._publish(trained, "train", facts, {})
 
     def adopt(self, checkpoint: Path, machine: Machine) -> Version:
         """Take a model that was trained elsewhere, with this project's data, as version 1."""
+        if self.engine is None:
+            list(self._hand_over("import", machine, str(checkpoint.resolve())))
+            return self.current()
         with self._working():
             if self.ledger.versions() or self.files.work(1).exists():
                 raise StoreError(
@@ -202,12 +246,12 @@ class Project:
                     "import' is for a new project."
                 )
             state = _read_state(checkpoint)
-            holdings = self.files.holdings(machine, begin=True)
+            holdings = self.files.holdings(machine, partial(_first_census, self.engine, machine))
             tables = self.settings.tables
-            federation = _federation(holdings, {}, machine)
+            scenario = holdings.scenario({}, machine.device)
+            federation = self.engine(scenario, machine, _run_id(holdings))
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
-            scenario = holdings.scenario(holdings.clients({}), machine.device)
             facts = _facts(Evaluator(scenario, machine.device).measure(trained.params), [])
             return self._publish(trained, "import", facts, {})
 
@@ -219,7 +263,7 @@ class Project:
             raise ConfigError(f"{self.folder} has no model yet. Run 'goldfish train' first.")
         return versions[-1]
 
-    def load(self, version: Version, federation: InProcess) -> Trained:
+    def load(self, version: Version, federation: Federation) -> Trained:
         """Return a model version, once its file is seen to be the one that was written."""
         model = self.files.model(version.number)
         state = {a.path: a.state for a in self.ledger.artefacts()}.get(self.files.name(model))
@@ -236,10 +280,13 @@ class Project:
         return load(model.parent, federation)
 
     def samples(self, machine: Machine) -> dict[str, list[str]]:
-        """Return the ids of the samples that each client has, less those that are removed."""
+        """Return the ids of the samples that each client has, less those that are removed.
+
+        Of clients with data of their own they are known by their keys alone.
+        """
         holdings = self.files.holdings(machine)
         clients = holdings.clients(self.files.gone(self.current().number))
-        return {c.id: [holdings.ids[key] for key in c.retained.ids] for c in clients}
+        return {c.id: [holdings.ids.get(key, key) for key in c.retained.ids] for c in clients}
 
     # Requests
 
@@ -280,13 +327,17 @@ class Project:
         elif label is not None:
             kind, content = "class", (str(label),)
         pending = self.pending()
-        of_class = "class" in (kind, *(other.kind for other in pending))
+        theirs = self.settings.members is not None  # then a client alone knows its classes
+        of_class = "class" in (kind, *(other.kind for other in pending)) and not theirs
         holdings = self.files.holdings(machine) if of_class else None
-        keys = registry.keys(client, kind, content, holdings) & left
-        if not keys:
+        unknown = theirs and kind == "class"
+        keys = set() if unknown else registry.keys(client, kind, content, holdings) & left
+        if not keys and not unknown:
             raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
         named = {client: keys}
         for other in pending:
+            if theirs and other.kind == "class":
+                continue
             of_other = self.ledger.content(other.id).ids
             own = registry.keys(other.client, other.kind, of_other, holdings)
             named[other.client] = named.get(other.client, set()) | own
@@ -299,7 +350,7 @@ class Project:
             client,
             kind,
             content[0] if kind == "class" else content,
-            count=len(keys),
+            count=None if unknown else len(keys),
             reason=reason,
             requested_at=requested_at,
             due_days=self.settings.tables.requests.due_days,
@@ -310,7 +361,7 @@ class Project:
 
         Times are those of a few measured steps, scaled by what the training took here.
         """
-        now = self._now(machine)
+        now = self._now(machine, _in_process)  # methods are rehearsed here
         asked = self._ask(self.pending(), now)
         tables = self.settings.tables
         known = [v.facts["cost"] for v in self.ledger.versions() if v.facts["cost"]["samples"]]
@@ -322,11 +373,7 @@ class Project:
             test=now.holdings.test.to(machine.device),
             seconds_per_sample=known[0]["seconds"] / known[0]["samples"] if known else None,
         )
-        shards = {}
-        for client, keys in asked.of_clients().items():
-            ids = now.registry.manifest.clients[client]
-            shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
-            shards[client] = sorted({shard[key] for key in keys})
+        shards = self._shards(now.registry, asked.of_clients())
         for request in self.ledger.requests("received"):
             self.ledger.move(request.id, "planned", advised=advice.method)
         return ProjectPlan(advice, shards, [a.path for a in self.ledger.artefacts("current")])
@@ -339,14 +386,17 @@ class Project:
         A pass that was interrupted goes on, with the requests that it began with. Where "auto" took
         the fast method, and it failed or its model lost too much accuracy, the pass retrains.
         """
+        if self.engine is None:
+            yield from self._hand_over("unlearn", machine, method or "")
+            return
         with self._working():
-            now = self._now(machine)
+            now = self._now(machine, self.engine)
+            self._purge_clients(now.trained.federation)
             rounds = self.files.rounds(len(self.ledger.versions()) + 1)
             begun, asked = self._begin(now, rounds.path, method)
             held = now.holdings
-            clients = held.clients(now.registry.gone)
             named = asked.of_clients()
-            scenario = held.scenario(clients, machine.device, asked.requests, named)
+            scenario = held.scenario(now.registry.gone, machine.device, asked.requests, named)
             evaluator = Evaluator(scenario, machine.device)
             before = evaluator.measure(now.trained.params, asked.requests)
             base = max(before.accuracy, self._base_accuracy(now.version))
@@ -375,7 +425,7 @@ class Project:
                         break
                     tried = _measures(found)
                 begun = begun.model_copy(update={"method": EXACT, "auto": False, "tried": tried})
-                write_whole(rounds.path / BEGUN, begun.model_dump_json())
+                begun.write(rounds.path / BEGUN)
             facts = _facts(
                 found,
                 [record.cost for record in done.records],
@@ -396,6 +446,10 @@ class Project:
                 honoured=[d for d in leaves if d not in lost],
             )
             gone = now.registry.gone
+            if making.method.prepare is not None or self.settings.tables.training.shards > 1:
+                facts["shards"] = self._shards(now.registry, removed)
+            if self.settings.on_flower:
+                facts["kept"] = _phases(now.version, making, removed)
             free = {client: keys | removed.get(client, set()) for client, keys in gone.items()}
             self._publish(after, begun.method, facts, free, parent=now.version, requests=honoured)
             for request, reason in failed.items():
@@ -416,35 +470,95 @@ class Project:
                 )
             with self.ledger.together():
                 for artefact in self.ledger.artefacts("current"):
-                    self.ledger.move_artefact(artefact.path, "purged", rejected=True)
+                    if artefact.kind == CLIENT_STATE:  # it is there until its client is reached
+                        self.ledger.move_artefact(artefact.path, "quarantined", rejected=True)
+                    else:
+                        self.ledger.move_artefact(artefact.path, "purged", rejected=True)
                 for artefact in before:
                     self.ledger.move_artefact(artefact.path, "current")
                 self._fail(rejected.requests, f"v{rejected.number} was rejected")
             remove(self.files.version(rejected.number))
         return self.current()
 
-    def purge(self, *, dry_run: bool = False) -> list[Artefact]:
+    def purge(self, machine: Machine | None = None, *, dry_run: bool = False) -> list[Artefact]:
         """Delete what descends from removed samples, and return it; requests are then closed.
 
-        To purge is to accept the newest version: there is no way back.
+        To purge is to accept the newest version: there is no way back. On Flower clients delete
+        what they keep, too. As long as one cannot be reached, requests are not closed: its part is
+        quarantined, and deleted by the next purge or unlearning that reaches it.
         """
-        with self._working():
-            old = self.ledger.artefacts("quarantined")
-            if dry_run:
-                return old
-            for artefact in old:
-                remove(self.folder / artefact.path)
-            for number in {a.version for a in old if a.version is not None}:
-                remove(self.files.version(number))
-            with self.ledger.together():
-                for artefact in old:
-                    self.ledger.move_artefact(artefact.path, "purged")
-                for request in self.ledger.requests("audited"):
-                    self.ledger.move(request.id, "closed")
-            self.ledger.forget_ids(*(r.id for r in self.ledger.requests("closed")))
+        old = self.ledger.artefacts("quarantined")
+        if dry_run or not (old or self.ledger.requests("audited")):
             return old
+        if self.engine is None:
+            list(self._hand_over("purge", machine or Machine()))
+        else:
+            with self._working():
+                self._purge(machine or Machine(), self.engine)
+        left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
+        return [artefact for artefact in old if artefact.path not in left]
+
+    def outstanding(self) -> list[str]:
+        """Return the clients that must still delete what they keep, since a purge or a reject."""
+        return sorted({artefact.client for artefact in self._client_states()})
 
     # Parts of the above
+
+    def _hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
+        """Let a server app, which can reach the clients, carry a command out."""
+        with private():
+            yield from project_on_flower(
+                self.settings.tables.flower,
+                self.files.flower,
+                machine,
+                {"project": str(self.folder), "command": command, "what": what},
+                tell=self.tell,
+            )
+
+    def _purge(self, machine: Machine, engine: EngineFactory) -> None:
+        old = [a for a in self.ledger.artefacts("quarantined") if a.kind != CLIENT_STATE]
+        for artefact in old:
+            remove(self.folder / artefact.path)
+        for number in {a.version for a in old if a.version is not None}:
+            remove(self.files.version(number))
+        with self.ledger.together():
+            for artefact in old:
+                self.ledger.move_artefact(artefact.path, "purged")
+        done = self.ledger.requests("audited", "closed")
+        self.ledger.forget_ids(*(request.id for request in done))
+        if self._client_states():
+            self._purge_clients(self._now(machine, engine).trained.federation)
+        self._close()
+
+    def _client_states(self) -> list[Artefact]:
+        """Return what clients keep of versions that are purged or rejected."""
+        artefacts = self.ledger.artefacts()
+        over = {a.version for a in artefacts if a.kind == "model" and a.state == "purged"}
+        states = [a for a in artefacts if a.kind == CLIENT_STATE and a.state == "quarantined"]
+        return [artefact for artefact in states if artefact.version in over]
+
+    def _purge_clients(self, federation: Federation) -> None:
+        """Let the clients that are there delete what they keep of versions that are over."""
+        states = self._client_states()
+        keep: dict[str, list[str]] = {artefact.client: [] for artefact in states}
+        models = {a.version: a.state for a in self.ledger.artefacts() if a.kind == "model"}
+        for version in self.ledger.versions():
+            if models[version.number] != "purged":  # a reject may still bring it back
+                for client, phases in version.facts.get("kept", {}).items():
+                    keep.get(client, []).extend(phases)
+        done = purge(federation, keep) if keep else []
+        with self.ledger.together():
+            for artefact in states:
+                if artefact.client in done:
+                    self.ledger.move_artefact(artefact.path, "purged")
+
+    def _close(self) -> None:
+        """Close the requests of which nothing is left, in this folder or with a client."""
+        if self.ledger.artefacts("quarantined"):
+            return
+        with self.ledger.together():
+            for request in self.ledger.requests("audited"):
+                self.ledger.move(request.id, "closed")
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -460,24 +574,55 @@ class Project:
 
     def _registry(self, version: Version) -> Registry:
         gone, salt = self.files.gone(version.number), self.files.pinned().salt
-        return Registry(self.files.manifest(), gone, salt, self.settings.own_data)
+        theirs = self.settings.own_data or self.settings.members is not None
+        return Registry(self.files.manifest(), gone, salt, theirs)
 
-    def _now(self, machine: Machine) -> _Now:
+    def _now(self, machine: Machine, engine: EngineFactory) -> _Now:
         version = self.current()
         registry, holdings = self._registry(version), self.files.holdings(machine)
-        federation = _federation(holdings, registry.gone, machine)
+        scenario = holdings.scenario(registry.gone, machine.device)
+        federation = engine(scenario, machine, _run_id(holdings))
         return _Now(version, registry, holdings, self.load(version, federation))
 
-    def _ask(self, requests: Sequence[Request], now: _Now) -> Asked:
+    def _ask(self, requests: Sequence[Request], now: _Now, *, begun: bool = False) -> Asked:
         if not requests:
             raise ConfigError("No request waits: there is nothing to unlearn.")
         contents = {request.id: self.ledger.content(request.id).ids for request in requests}
-        return now.registry.resolve(requests, contents, now.holdings)
+        holdings = now.holdings
+        if holdings.elsewhere and not isinstance(now.trained.federation, InProcess):
+            holdings = _census(requests, contents, now)
+            known = holdings.classes
+            away = [
+                r
+                for r in requests
+                if r.kind == "class" and (r.client, int(contents[r.id][0])) not in known
+            ]
+            requests = [r for r in requests if r not in away]
+            if away and (begun or not requests):
+                raise QuorumError(
+                    f"{away[0].client} is not there, and it alone knows which of its samples "
+                    f"{away[0].id} names. Try again when it is back."
+                )
+            self._fail((r.id for r in away), "the client was not there")
+        return now.registry.resolve(requests, contents, holdings)
+
+    def _shards(self, registry: Registry, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
+        """Return the shards of each client that hold what is removed; the first one is 1."""
+        tables, own, touched = self.settings.tables, _own_training(self.settings), {}
+        for client, keys in removed.items():
+            ids = registry.manifest.clients[client]
+            shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
+            if own is not None and isinstance(
+                division := self.settings.of_method(own.name), SisaSettings
+            ):
+                shard = {key: place_of(key, client, tables.seed, division)[0] for key in keys}
+            touched[client] = sorted({shard[key] + 1 for key in keys})
+        return touched
 
     def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
         """Leave the requests of clients that are not there open, and end those that are done."""
         for request in asked.done:
-            self._advance(request, "audited", note="other requests had removed all of it")
+            self._advance(request, "audited", note="there was nothing left of it")
         if not asked.by_request:
             raise ConfigError("The newest model is free of all that is asked for.")
         absent = set(file(trained.federation, asked.requests, trained.honoured))
@@ -495,13 +640,14 @@ class Project:
         """Return the pass that was interrupted, or a new one, and what it is to honour."""
         path = folder / BEGUN
         if path.exists():
-            begun = _Pass.read(path)
+            begun = _Pass.begun(path)
             if method not in (None, begun.method):
                 raise ConfigError(
                     f"{folder.name} is being made with {begun.method}. Go on without --method, or "
                     f"delete {folder} to begin anew."
                 )
-            return begun, self._ask(list(map(self.ledger.request, begun.requests)), now)
+            waiting = list(map(self.ledger.request, begun.requests))
+            return begun, self._ask(waiting, now, begun=True)
         asked = self._without_absent(self._ask(self.pending(), now), now.trained)
         name = method or self.settings.tables.unlearning.method
         if auto := name == AUTO:
@@ -509,7 +655,7 @@ class Project:
             name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
         begun = _Pass(method=name, auto=auto and name == FAST, requests=list(asked.by_request))
         self._making(name, now, asked, now.holdings.test)  # or raise, before anything is noted
-        write_whole(path, begun.model_dump_json())
+        begun.write(path)
         return begun, asked
 
     def _making(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> _Making:
@@ -598,6 +744,13 @@ class Project:
                 self.ledger.add_artefact(
                     self.files.name(history), "updates", version=number, manifests=manifests
                 )
+            for client in manifests if self.settings.on_flower else ():
+                self.ledger.add_artefact(
+                    f"clients/{client}/v{number}",
+                    CLIENT_STATE,
+                    version=number,
+                    manifests=manifests,
+                )
             for request in requests:
                 self._advance(request, "unlearned", version=number)
                 self._advance(request, "audited", measures=facts["measures"])
@@ -605,15 +758,61 @@ class Project:
         return version
 
 
-def _federation(holdings: Holdings, gone: Mapping[str, set[str]], machine: Machine) -> InProcess:
+def _in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess:
+    """Return the engine whose clients all live in this process, and remember what is removed."""
     return InProcess(
-        holdings.clients(gone),
-        holdings.model,
+        scenario.clients,
+        scenario.model,
         workers=machine.workers,
         threads=machine.threads,
         device=machine.device,
         compiled=machine.compiled,
     )
+
+
+def _run_id(holdings: Holdings) -> str:
+    """Return the name under which clients keep what belongs to a project."""
+    return key_of(str(holdings.told.salt), "run", "project")
+
+
+def _first_census(engine: EngineFactory, machine: Machine, holdings: Holdings) -> Holdings:
+    """Let clients with data of their own say what they hold: the manifest of the project."""
+    if not holdings.elsewhere:
+        return holdings
+    scenario = holdings.scenario({}, machine.device)
+    unknown = {client: replace(own, ids=(), gone=()) for client, own in scenario.setups.items()}
+    federation = engine(replace(scenario, setups=unknown), machine, _run_id(holdings))
+    there = census(federation, federation.client_ids, refuse=True)
+    lacking = [client for client in federation.client_ids if not there.get(client)]
+    if lacking:
+        raise QuorumError(
+            f"{', '.join(lacking)} did not say what it holds: it is not there, or has no samples. "
+            "A training begins with all members."
+        )
+    own = {client: tuple(keys) for client, keys in there.items()}
+    return replace(holdings, manifest=Partition("members", 0, own)).held({})
+
+
+def _census(
+    requests: Sequence[Request], contents: Mapping[str, Sequence[str]], now: _Now
+) -> Holdings:
+    """Return what clients with data of their own hold now, and of classes that are asked for."""
+    federation, asked = now.trained.federation, []
+    for r in requests:
+        if r.kind == "samples":
+            named = now.registry.keys(r.client, r.kind, contents[r.id], None)
+            asked.append(DeletionRequest(r.client, sample_ids=sorted(named)))
+        elif r.kind == "class":
+            asked.append(DeletionRequest(r.client, class_label=int(contents[r.id][0])))
+        else:
+            asked.append(DeletionRequest(r.client))
+    classes: dict[tuple[str, int], set[str]] = {}
+    for label in sorted({r.class_label for r in asked if r.class_label is not None}):
+        clients = [r.client_id for r in asked if r.class_label == label]
+        for client, keys in census(federation, clients, asked, label).items():
+            classes[client, label] = set(keys)
+    there = census(federation, federation.client_ids, asked)
+    return replace(now.holdings.held(there), classes=classes)
 
 
 def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:
@@ -645,6 +844,18 @@ def _free(
         return states
     others = {c: dict(kept) for c, kept in before.items() if c not in touched}
     return {**others, **{c: {**others.get(c, {}), **kept} for c, kept in states.items()}}
+
+
+def _phases(
+    before: Version, making: _Making, touched: Mapping[str, object]
+) -> dict[str, list[str]]:
+    """Return the phases of which each client may keep shard models: as :func:`_free`."""
+    own, alone = making.plan.phase, making.method.prepare is not None
+    kept: Mapping[str, list[str]] = before.facts.get("kept", {})
+    return {
+        client: [*(kept.get(client, []) if alone and client not in touched else []), own]
+        for client in making.plan.federation.client_ids
+    }
 
 
 def _measures(final: Final) -> dict[str, Any]:

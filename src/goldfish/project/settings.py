@@ -9,15 +9,17 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from goldfish.errors import unknown
+from goldfish.errors import ConfigError, unknown
 from goldfish.experiments.config import (
     DataSettings,
+    EngineName,
     ModelSettings,
     make_absolute,
     method_settings,
     read_toml,
     split_methods,
 )
+from goldfish.federation.settings import FlowerSettings
 from goldfish.methods import METHODS
 from goldfish.project import LEDGER
 from goldfish.settings import Count, Settings, TrainingSettings
@@ -62,6 +64,12 @@ method = "auto"          # goldfish-sprint, or retrain where that cannot do it o
 
 [requests]
 due_days = 30            # how long you have to answer a request
+
+# Clients on other machines, as nodes of a Flower federation (docs/flower.md): write
+# engine = "flower" at the top of this file, and say here where its SuperLink is.
+# [flower]
+# superlink = "127.0.0.1:9093"
+# insecure = true
 """
 
 
@@ -92,6 +100,8 @@ class RequestSettings(Settings):
 
 class _Tables(Settings):
     seed: Annotated[int, Field(ge=0)] = 0
+    engine: EngineName = "in-process"
+    flower: FlowerSettings = FlowerSettings()
     ledger: str = LEDGER
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -117,11 +127,32 @@ class ProjectSettings:
         tables = _Tables.parse(values)
         for name in methods:
             method_settings(name, methods)
-        return cls(tables, methods)
+        settings = cls(tables, methods)
+        if settings.on_flower and settings.own_data:
+            raise ConfigError(
+                f"{path}: data.name: a function of yours reads data in one process, and with "
+                'engine = "flower" every node reads its own: name a dataset.'
+            )
+        if settings.members is not None and not settings.on_flower:
+            raise ConfigError(
+                f"{path}: data.members have their data on their own machines: they need "
+                'engine = "flower".'
+            )
+        return settings
 
     def of_method(self, name: str) -> Settings:
         """Return the settings of a method."""
         return method_settings(name, self.methods)
+
+    @property
+    def on_flower(self) -> bool:
+        """Whether the clients are nodes of a Flower federation."""
+        return self.tables.engine == "flower"
+
+    @property
+    def members(self) -> list[str] | None:
+        """The clients that have data of their own on their nodes, if that is so."""
+        return self.tables.data.members
 
     @property
     def own_data(self) -> bool:
@@ -136,6 +167,7 @@ class ProjectSettings:
         """
         tables = self.tables
         return {
+            **({"engine": tables.engine} if self.on_flower else {}),
             "seed": tables.seed,
             "data": tables.data.model_dump(mode="json", exclude={"path", "manifest"}),
             "model": tables.model.model_dump(mode="json"),

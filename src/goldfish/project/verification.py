@@ -196,7 +196,7 @@ def _check_project(
         yield Check(what, "not checked", "It is not at hand: give --project.")
     else:
         try:
-            with Ledger.open(ledger, create=False) as opened:
+            with Ledger.open(ledger, read_only=True) as opened:
                 problems = opened.verify(manifest.head)
         except StoreError as error:
             problems = [str(error)]

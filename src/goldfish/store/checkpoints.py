@@ -6,6 +6,7 @@ dict; what clients keep stands beside them under names that begin with ``state:`
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from goldfish.errors import StoreError
 from goldfish.files import write_whole
+from goldfish.params import digest
 from goldfish.types import Memo, Params
 
 STATE = "state:"
@@ -46,7 +48,13 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
                 tensors[STATE + json.dumps([client_id, key, name])] = t.contiguous().clone()
     # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
     about = {"round": checkpoint.round, "final": checkpoint.final, "memo": dict(checkpoint.memo)}
-    write_whole(path, save(tensors, {"goldfish": json.dumps(about)}))
+    sealed = {**about, "sha256": _seal(tensors, about)}
+    write_whole(path, save(tensors, {"goldfish": json.dumps(sealed)}))
+
+
+def _seal(tensors: Params, about: Mapping[str, object]) -> str:
+    """Return a SHA-256 over all that a checkpoint holds."""
+    return hashlib.sha256((digest(tensors) + json.dumps(about)).encode()).hexdigest()
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -58,17 +66,21 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["goldfish"])
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                if name.startswith(STATE):
-                    client_id, key, inner = json.loads(name.removeprefix(STATE))
-                    kept = states.setdefault(client_id, {}).setdefault(key, {})
-                    kept[inner] = file.get_tensor(name)
-                else:
-                    params[name] = file.get_tensor(name)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        seal = about.pop("sha256", None)
+        if seal is not None and seal != _seal(tensors, about):  # older versions wrote none
+            raise ValueError("it was changed after it was written")  # noqa: TRY301
+        for name, tensor in tensors.items():
+            if name.startswith(STATE):
+                client_id, key, inner = json.loads(name.removeprefix(STATE))
+                states.setdefault(client_id, {}).setdefault(key, {})[inner] = tensor
+            else:
+                params[name] = tensor
         index, final, memo = int(about["round"]), bool(about["final"]), dict(about["memo"])
     except (
         SafetensorError,
         OSError,
+        AttributeError,
         KeyError,
         TypeError,
         ValueError,
