@@ -36,7 +36,7 @@ def start(grid: Any, run: Path, **settings: Any) -> None:
 
 
 def run_on(grid: Any, config: Config, out: Path) -> None:
-    for _ in run_experiment(config.flower, out, MACHINE, engine=engine_on(grid, config)):
+    for _ in run_experiment(config, out, MACHINE, engine=engine_on(grid, config.flower)):
         pass
 
 
