@@ -65,10 +65,9 @@ def test_nodes_with_data_of_their_own_are_audited(tmp_path: Path, alone: None) -
     """Origin has the removed samples by heart, and is found out by what its client tells."""
     write_data(tmp_path)
 
-    def goldfish(*words: str) -> str:
+    def goldfish(*words: str) -> None:
         done = CliRunner().invoke(app, list(words))
         assert done.exit_code == 0, (words, done.output, done.exception)
-        return " ".join(done.stdout.split())
 
     deployment = Deployment(tmp_path / "state", 2)
     for number in (1, 2):
@@ -82,14 +81,12 @@ def test_nodes_with_data_of_their_own_are_audited(tmp_path: Path, alone: None) -
     run = tmp_path / "run"
     with deployment:
         goldfish("run", str(tmp_path / "config.toml"), "--out", str(run))
-        said = goldfish("audit", str(run), "--models", "4", "--method", "retrain")
-    assert "origin: remembers." in said
-    assert "they do not train on them again" in said
+        goldfish("audit", str(run), "--tier", "quick")
     found = Audit.read(run / AUDIT)
-    assert (found.removed, found.models) == (30, 4)
-    assert found.methods["retrain"].word == "indistinguishable"
-    assert found.quick["origin"].membership is not None
-    assert found.quick["origin"].membership.low > 0.5
+    assert found.removed == 30
+    assert (origin := found.quick["origin"].membership) is not None
+    assert (retrained := found.quick["retrain"].membership) is not None
+    assert retrained.low < 0.5 < origin.low
     store = deployment.node_folder(1) / "client.sqlite"
     with contextlib.closing(sqlite3.connect(store)) as db:
         assert db.execute("SELECT COUNT(*) FROM state WHERE digest IS NOT NULL").fetchone() == (0,)
