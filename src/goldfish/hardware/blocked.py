@@ -37,6 +37,8 @@ _pooling = attrgetter(
 )
 """What a max-pooling does."""
 
+_POOLING = _pooling(nn.MaxPool2d(2))
+
 _hooks = attrgetter(
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 )
@@ -152,7 +154,7 @@ def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
             if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
                 return None
             convolutions.append(layer)
-        elif isinstance(layer, nn.MaxPool2d) and _pooling(layer) != _pooling(nn.MaxPool2d(2)):
+        elif isinstance(layer, nn.MaxPool2d) and _pooling(layer) != _POOLING:
             return None
     return convolutions
 
