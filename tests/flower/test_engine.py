@@ -700,6 +700,7 @@ def test_no_sample_and_no_label_leaves_its_client(
             said = json.loads(str(record["json"]))
             assert set(said) == TOLD[name]
             if name == "Answer":
+                assert said["names"] == []  # those that a project's client is asked for
                 metrics = said["metrics"]
                 assert {"loss", "steps", "samples"} <= set(metrics) <= MEASURED
                 assert all(type(value) in (int, float) for value in metrics.values())
@@ -719,7 +720,7 @@ TOLD = {
         *("run", "threads", "client_id", "step", "settings", "context", "training"),
         *("requests", "honoured", "arrays", "constants", "setup"),
     },
-    "Answer": {"id", "kept", "client_id", "num_examples", "metrics"},
+    "Answer": {"id", "kept", "client_id", "num_examples", "metrics", "names"},
     "Identity": {"client_id", "store", "version"},
 }
 
