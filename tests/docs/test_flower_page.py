@@ -163,13 +163,14 @@ def test_a_node_gives_its_work_to_its_own_superexec_alone() -> None:
 
 def test_one_run_is_forgotten_by_hand(tmp_path: Path) -> None:
     store_id(tmp_path)
-    ((_, _, script),) = commands("sqlite3", "sh")
+    scripts = [script for _, _, script in commands("sqlite3", "sh")]
+    assert len(scripts) == 3
     with contextlib.closing(sqlite3.connect(tmp_path / "client.sqlite")) as db:
         for run in ("NAME", "other"):
             db.execute("INSERT INTO state (run, key, bytes) VALUES (?, 'a', 1)", [run])
             db.execute("INSERT INTO answers VALUES (?, 'c', 'p', 't', 'd', '', '')", [run])
             db.execute("INSERT INTO cache VALUES (?, 'c', 'k', 'f', 'd')", [run])
-        db.executescript(script)
+        db.executescript(";".join(scripts))
         for table in ("state", "answers", "cache"):
             assert list(db.execute(f"SELECT run FROM {table}")) == [("other",)]
 
