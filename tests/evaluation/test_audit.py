@@ -111,8 +111,9 @@ def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
     half of an interval is 0.1591. So the shift of all samples, -1, has the interval -1.16 to -0.84;
     that of -0.2 is beyond its interval, and too small to count. Of an origin of 0.2 half is 0.1,
     which 8 * (0.1591 / 0.1)^2 = 20.3 models would show; of 0.12 half is 0.06, and
-    8 * (0.1591 / 0.06)^2 = 56.3 would. Half of 0.05 is no memory; the truth may be up to 0.05 + 0.16, so that more models may show
-    one. For an origin of -0.1 it is at most 0.06, half of which is none.
+    8 * (0.1591 / 0.06)^2 = 56.3 would. Half of 0.05 is no memory; the truth may be up to
+    0.05 + 0.16, so that more models may show one. For an origin of -0.1 it is at most 0.06, half of
+    which is none.
     """
     spread = torch.tensor([-0.1, 0.1] * 4, dtype=torch.float64)
 
