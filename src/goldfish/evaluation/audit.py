@@ -253,7 +253,7 @@ def _unjudged(memory: Difference, before: Difference | None) -> str:
         )
         if before.high < 2 * MEMORY_SHIFT:
             return f"{told} There is hardly anything to forget: more models would not change that."
-        if visible < MEMORY_SHIFT:
+        if visible < MEMORY_SHIFT and memory.unlearned > 1:
             return f"{told} More models or more removed samples may show it."
     elif memory.half > visible:
         told = (
