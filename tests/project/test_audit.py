@@ -109,6 +109,7 @@ def test_a_version_that_remembers_is_found_and_a_retrained_one_is_not_accused(
     assert "beside 8 models that were trained anew" in findings(case)[-1]
 
     by_heart.reject()
+    assert "Audit" not in typed("status", "--project", str(folder))
     settings = folder / "goldfish.toml"
     settings.write_text(settings.read_text().replace("[unlearning]\nrounds = 1", ""))
     with Project.open(folder) as project:

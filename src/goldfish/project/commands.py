@@ -257,8 +257,9 @@ def status(project: Folder = HERE) -> None:
                 ("request", "client", "what", "state", "due", ""),
                 (_request_row(request) for request in requests),
             )
-        for number, found in opened.ledger.audits().items():
-            say(f"Audit of v{number}, beside {found['oracles']} oracles: {found['word']}.")
+        newest = opened.current().number if versions else 0
+        if found := opened.ledger.audits().get(newest):
+            say(f"Audit of v{newest}, beside {found['oracles']} oracles: {found['word']}.")
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
         if late:
