@@ -491,7 +491,7 @@ class Project:
             free = holdings.scenario(gone, machine.device)
             rest = [client for client in free.clients if len(client.retained)]
             setups = {client.id: free.setups[client.id] for client in rest}
-            make = partial(self._oracle, replace(free, clients=rest, setups=setups), machine)
+            engine = partial(self.engine, replace(free, clients=rest, setups=setups), machine)
             facts = yield from audit_version(
                 version.number,
                 scenario,
@@ -499,7 +499,7 @@ class Project:
                 machine.device,
                 self.files.version(before.number),
                 [load_checkpoint(self._written(v)).params for v in (before, version)],
-                partial(make, _run_id(holdings)),
+                partial(self._oracle, engine, _run_id(holdings)),
                 oracles,
             )
             if self.ledger.audits().get(version.number) != facts:
@@ -509,7 +509,7 @@ class Project:
         """Return about how many seconds an audit takes, by what versions cost to make."""
         version, before = self._audited(oracles)
         costs = (Cost.model_validate(v.facts["cost"]) for v in self.ledger.versions())
-        known = next(cost for cost in costs if cost.samples)
+        sample = next((cost.seconds / cost.samples for cost in costs if cost.samples), 0.0)
         gone, training = self.files.gone(version.number), self.settings.tables.training
         held = self.files.manifest().clients
         samples = sum(len(keys) - len(gone[client]) for client, keys in held.items())
@@ -517,57 +517,7 @@ class Project:
         folder = self.files.version(before.number)
         kept = (kept_margins(folder, version.number, ORACLE, n) for n in range(1, oracles + 1))
         left = sum(not path.exists() for path in kept)
-        return left * epochs * samples * known.seconds / known.samples
-
-    def _audited(self, oracles: int) -> tuple[Version, Version]:
-        """Return the newest version and the one before it, or say why there is no audit."""
-        version = self.current()
-        if oracles < LEAST_ORACLES:
-            raise ConfigError(f"An audit has at least {LEAST_ORACLES} oracles, not {oracles}.")
-        if version.parent is None:
-            raise ConfigError(
-                f"v{version.number} forgot nothing: there is nothing to audit before a "
-                "'goldfish unlearn'."
-            )
-        if self.settings.members is not None:
-            raise ConfigError(
-                "The clients have data of their own (data.members): this folder knows none of the "
-                "removed samples, and cannot look at them. Audit a run of such clients instead "
-                "('goldfish run', then 'goldfish audit'; docs/audit.md)."
-            )
-        before = next(v for v in self.ledger.versions() if v.number == version.parent)
-        if not self.files.model(before.number).exists():
-            raise ConfigError(
-                f"v{before.number} is purged, the last model that knew what v{version.number} "
-                "forgot: there is nothing left to compare. Audit a version before 'goldfish purge'."
-            )
-        return version, before
-
-    def _oracle(self, free: Scenario, machine: Machine, run_id: str, number: int) -> Params:
-        """Train a model as the first version was, by clients without the removed samples."""
-        if self.engine is None:
-            raise RuntimeError("Oracles are trained where the clients can be reached.")
-        tables, own = self.settings.tables, _own_training(self.settings)
-        settings = varied(tables.training, number).model_dump()
-        if own is not None:
-            settings |= self.settings.of_method(own.name).model_dump()
-        # Clients keep what belongs to an oracle under a name of its own, and drop it.
-        federation = self.engine(free, machine, f"{run_id}-{ORACLE}-{number}")
-        seed = derive_seed(tables.seed, ORACLE, number)
-        trained = train(federation, seed=seed, method=own, **settings)
-        if federation.bytes_kept(trained.phase):
-            drop(federation)
-        return trained.params
-
-    def _written(self, version: Version) -> Path:
-        """Return the model file of a version, once it is seen to be the one that was written."""
-        model = self.files.model(version.number)
-        if not model.exists() or sha256_of(model) != version.sha256:
-            raise StoreError(
-                f"{model} is not the file that was written (its SHA-256 is another, or it is "
-                "missing). Nothing was done: put it back from a backup."
-            )
-        return model
+        return left * epochs * samples * sample
 
     # What becomes of versions
 
@@ -619,6 +569,53 @@ class Project:
         return sorted({artefact.client for artefact in self._client_states()})
 
     # Parts of the above
+
+    def _audited(self, oracles: int) -> tuple[Version, Version]:
+        """Return the newest version and the one before it, or say why there is no audit."""
+        version = self.current()
+        if oracles < LEAST_ORACLES:
+            raise ConfigError(f"An audit has at least {LEAST_ORACLES} oracles, not {oracles}.")
+        if version.parent is None:
+            raise ConfigError(
+                f"v{version.number} forgot nothing: there is nothing to audit before a "
+                "'goldfish unlearn'."
+            )
+        if self.settings.members is not None:
+            raise ConfigError(
+                "The clients have data of their own (data.members): this folder knows none of the "
+                "removed samples, and cannot look at them. Audit a run of such clients instead "
+                "('goldfish run', then 'goldfish audit'; docs/audit.md)."
+            )
+        before = next(v for v in self.ledger.versions() if v.number == version.parent)
+        if not self.files.model(before.number).exists():
+            raise ConfigError(
+                f"v{before.number} is purged, the last model that knew what v{version.number} "
+                "forgot: there is nothing left to compare. Audit a version before 'goldfish purge'."
+            )
+        return version, before
+
+    def _oracle(self, engine: Callable[[str], Federation], run_id: str, number: int) -> Params:
+        """Train a model as the first version was, by clients without the removed samples."""
+        tables, own = self.settings.tables, _own_training(self.settings)
+        settings = varied(tables.training, number).model_dump()
+        if own is not None:
+            settings |= self.settings.of_method(own.name).model_dump()
+        federation = engine(f"{run_id}-{ORACLE}-{number}")
+        seed = derive_seed(tables.seed, ORACLE, number)
+        trained = train(federation, seed=seed, method=own, **settings)
+        if federation.bytes_kept(trained.phase):
+            drop(federation)  # what clients keep of it stands under that name alone
+        return trained.params
+
+    def _written(self, version: Version) -> Path:
+        """Return the model file of a version, once it is seen to be the one that was written."""
+        model = self.files.model(version.number)
+        if not model.exists() or sha256_of(model) != version.sha256:
+            raise StoreError(
+                f"{model} is not the file that was written (its SHA-256 is another, or it is "
+                "missing). Nothing was done: put it back from a backup."
+            )
+        return model
 
     def _hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
         """Let a server app, which can reach the clients, carry a command out."""
