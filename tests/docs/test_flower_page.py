@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()
 SHORT = [
     *("--set", "training.rounds=1", "--set", "unlearning.methods=[]"),
-    *("--set", "data.clients=2"),  # the third node has nothing to do
+    *("--set", "data.clients=1"),  # the other nodes have nothing to do
 ]
 
 
