@@ -76,7 +76,7 @@ def test_set() -> TensorExamples:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of whole deployments: of two workers the first then gets them all."""
+    """Begin with the tests of whole deployments: of the workers the first then gets them all."""
     items.sort(key=lambda item: item.get_closest_marker("deployment") is None)
 
 
