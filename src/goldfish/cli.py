@@ -17,7 +17,9 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from goldfish.errors import ConfigError, GoldfishError
+from goldfish.project import FILE, find_project
 from goldfish.project.commands import app as project_app
+from goldfish.project.commands import audit_newest
 from goldfish.project.evidence_commands import app as evidence_app
 from goldfish.terminal import (
     DataDir,
@@ -262,14 +264,22 @@ def report(
 
 @app.command()
 def audit(
-    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run directory.")],
+    run_dir: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR]", help="A finished run, or a project; by default that of this folder."
+        ),
+    ] = None,
     tier: Annotated[
         Tier,
         typer.Option("--tier", help="The run's models alone; many new ones; even more of them."),
     ] = Tier.standard,
     models: Annotated[
         int | None,
-        typer.Option("--models", help="Models of each method, and as many oracles; 8, or 32."),
+        typer.Option(
+            "--models",
+            help="Models of each method, and as many oracles: 8, or 32. Of a project: oracles; 16.",
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
@@ -281,7 +291,8 @@ def audit(
 ) -> None:
     """Compare a run's methods with retraining, sample by sample, over many models of each.
 
-    An audit that was interrupted goes on where it was; so does one with more models.
+    Of a project its newest version is audited, before a purge. An audit that was interrupted goes
+    on where it was; so does one with more models.
     """
     from goldfish.audits import AUDIT, Audit
     from goldfish.experiments.audit import audit_run, forecast
@@ -292,15 +303,27 @@ def audit(
     from goldfish.results import read_run
 
     machine = Machine(data_dir, resolve(device), workers)
+    if run_dir is None or (run_dir / FILE).exists():
+        if run_dir is None and find_project(Path()) is None:
+            raise ConfigError(
+                "Say what to audit: a finished run, or a project (goldfish audit DIR)."
+            )
+        if tier is not Tier.standard or method:
+            raise ConfigError(
+                "A project's newest version is audited in one way: leave --tier and --method out."
+            )
+        audit_newest(run_dir or Path(), machine, models)
+        return
+    result, config = read_run(run_dir).result, load_config(run_dir / "config.toml")
     chosen: AuditTier = tier.value
-    time = forecast(run_dir, tier=chosen, models=models, methods=method or ())
-    say(f"Forecast: {seconds(time)}, by what the run's rounds took.")
     again = ["goldfish audit", str(run_dir), "--tier", tier.value]
     again += [] if models is None else ["--models", str(models)]
     again += [word for name in method or () for word in ("--method", name)]
-    config = load_config(run_dir / "config.toml")
     if ":" in config.model.name:
         sys.path.append("")  # a model of one's own may lie in the current folder
+    here = None if config.engine == "flower" else machine
+    time = forecast(run_dir, here, tier=chosen, models=models, methods=method or ())
+    say(f"Forecast: {seconds(time)}, by what the run's rounds took.")
     auditing: Callable[..., Iterator[Step]] = audit_run
     if config.engine == "flower":
         from goldfish.flower.submit import audit_on_flower
@@ -312,7 +335,7 @@ def audit(
     show_progress(steps, " ".join(again), close=config.engine == "flower")
     found = Audit.read(run_dir / AUDIT)
     for headings, rows in (
-        quick_table(found, read_run(run_dir).result),
+        quick_table(found, result),
         *([] if tier is Tier.quick else [audit_table(found)]),
     ):
         print_table(headings, [[cell.replace(" ± ", "±") for cell in row] for row in rows])

@@ -43,6 +43,8 @@ def type_in(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
     assert program == "goldfish", line
     if words[0] == "plan":
         words += ["--method", "retrain", "--method", "goldfish-sprint"]  # the others take a while
+    if words[0] == "audit":
+        words += ["--models", "4"]  # as do more oracles
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, (line, done.output, done.exception)
     said = done.stdout

@@ -15,7 +15,14 @@ from goldfish.evaluation.attacks import (
     roc,
     true_positives,
 )
-from goldfish.evaluation.audit import Measured, audit_verdict, shifts
+from goldfish.evaluation.audit import (
+    Measured,
+    Shifted,
+    audit_verdict,
+    difference,
+    shifts,
+    verdict_on,
+)
 
 REMOVED, UNSEEN = 60, 300
 LABELS = torch.arange(UNSEEN) % 10
@@ -64,12 +71,64 @@ def test_known_answers(models: int) -> None:
     assert "8 oracles" in gone.sentence
 
 
-@pytest.mark.parametrize(("models", "oracles"), [(1, 24), (8, 8)])
-def test_retrained_models_are_hardly_ever_accused(models: int, oracles: int) -> None:
-    """Fresh oracles against oracles, a hundred times: three questions with 99 % intervals."""
-    words = [judged(made(models, 1000 + n), made(oracles, 2000 + n)).word for n in range(100)]
-    assert sum(word in ("remembers", "over-forgets") for word in words) <= 3
-    assert words.count("indistinguishable") >= 94
+@pytest.mark.parametrize(
+    ("models", "oracles", "indistinguishable"), [(1, 8, 40), (1, 24, 85), (8, 8, 95)]
+)
+def test_retrained_models_are_hardly_ever_accused(
+    models: int, oracles: int, indistinguishable: int
+) -> None:
+    """Fresh oracles against oracles, a hundred times: three questions with 99 % intervals.
+
+    About 2 of 100 are accused of anything (``docs/audit.md``, of a thousand); by chance it may be
+    twice as many. For one model beside few oracles there is often not enough evidence.
+    """
+    words = [judged(made(models, 10**6 + n), made(oracles, 2 * 10**6 + n)).word for n in range(100)]
+    assert words.count("indistinguishable") >= indistinguishable
+    assert words.count("indistinguishable") + words.count("not enough evidence") >= 96
+
+
+@pytest.mark.parametrize(
+    ("shift", "origin", "word", "said"),
+    [
+        (-1.0, 0.2, "different", "0.10 standard deviations would not be seen"),
+        (-1.0, 0.2, "different", "About 21 unlearned models"),
+        (-1.0, 0.12, "different", "Even origin"),
+        (-1.0, 0.12, "different", "About 57 unlearned models"),
+        (-1.0, 0.05, "different", "more removed samples may show it"),
+        (-1.0, -0.1, "different", "more models would not change that"),
+        (+1.0, 0.4, "different", "Removed samples do not stand out."),
+        (-0.2, 0.4, "indistinguishable", "within the noise of 8 oracles"),
+        (-0.2, 0.12, "not enough evidence", "About 57 unlearned models"),
+    ],
+)
+def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
+    shift: float, origin: float, word: str, said: str
+) -> None:
+    """A general shift is *different*, also where memory is not judged, and says what would do it.
+
+    Eight numbers a side, +-0.1 around their mean: the pooled variance is 16 * 0.01 / 14, the
+    standard error sqrt(0.011429 * (1/8 + 1/8)) = 0.05345, and with Student's t(14, 0.995) = 2.9768
+    half of an interval is 0.1591. So the shift of all samples, -1, has the interval -1.16 to -0.84;
+    that of -0.2 is beyond its interval, and too small to count. Of an origin of 0.2 half is 0.1,
+    which 8 * (0.1591 / 0.1)^2 = 20.3 models would show; of 0.12 half is 0.06, and
+    8 * (0.1591 / 0.06)^2 = 56.3 would. Half of 0.05 is no memory; the truth may be up to
+    0.05 + 0.16, so that more models may show one. For an origin of -0.1 it is at most 0.06, half of
+    which is none.
+    """
+    spread = torch.tensor([-0.1, 0.1] * 4, dtype=torch.float64)
+
+    def shifted(memory: float) -> Shifted:
+        return Shifted((shift + memory + 2 * spread, 2 * spread), (shift + spread, spread))
+
+    accuracy = difference([97.2, 97.4] * 4, [97.9, 98.1] * 4)
+    found = verdict_on(shifted(0.0), accuracy, shifted(origin))
+    assert found.word == word
+    assert said in found.sentence
+    if word == "different":
+        assert "1.00 standard deviations" in found.sentence
+        assert f"{shift - 0.16:+.2f} to {shift + 0.16:+.2f}" in found.sentence
+        assert "0.70 points below" in found.sentence
+        assert ("cannot be told whether it remembers" in found.sentence) == (origin < 0.4)
 
 
 def test_too_few_oracles_are_not_evidence() -> None:

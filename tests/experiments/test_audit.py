@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,24 @@ def test_the_full_tier_and_the_forecast(audited: Path) -> None:
     assert attack.roc[-1] == (1.0, 1.0)
     assert found.methods["retrain"].klom is None, "it needs 200 models"
     list(audit_run(audited, MACHINE, models=6))
+
+
+def test_the_forecast_measures_relearning_where_the_run_tells_nothing_of_it(
+    audited: Path, tmp_path: Path
+) -> None:
+    """As after a training that took no time: on a GPU it is that much faster than single steps."""
+    run = tmp_path / "run"
+    shutil.copytree(audited, run)
+    result = json.loads((run / "result.json").read_text())
+    for method in result["methods"].values():
+        method["cost"] = {**(method["cost"] or {}), "seconds": 0.0}
+    (run / "result.json").write_text(json.dumps(result))
+    assert forecast(run, tier="quick") == 0
+    expected = forecast(run, MACHINE, tier="quick")
+    begin = time.perf_counter()
+    list(audit_run(run, MACHINE, tier="quick"))
+    took = time.perf_counter() - begin
+    assert took / 10 < expected < 10 * took
 
 
 def test_one_method_is_added_to_the_others_and_later_requests_count(

@@ -101,9 +101,11 @@ def test_both_engines_give_the_same_bits(
                 project.forget(client, samples=ids_of(project, client, 2), machine=MACHINE)
                 project.plan(MACHINE, ["retrain" if "goldfish" in more else "sisa"])
                 list(project.unlearn(MACHINE))
+                if client == "client-2":
+                    list(project.audit(MACHINE, 4))
                 project.purge()
             found.append([v.facts["cost"]["samples"] for v in project.ledger.versions()])
-            found.append([model_digest(project, 3)])
+            found.append([model_digest(project, 3), project.ledger.audits()])
             assert {r.state for r in project.ledger.requests()} == {"closed"}
             assert project.ledger.verify() == []
     assert found[:2] == found[2:]
@@ -283,6 +285,9 @@ def test_clients_with_data_of_their_own_give_the_bits_of_one_process(
             advice = project.plan(MACHINE, ["retrain"]).advice
             assert advice.estimates[0].cost.samples == 2 * 58
             list(project.unlearn(MACHINE))
+            if data == MEMBERS:
+                with pytest.raises(ConfigError, match="this folder knows none of the removed"):
+                    list(project.audit(MACHINE, 4))
             project.forget("b", label=1, machine=MACHINE)
             list(project.unlearn(MACHINE))
             project.purge()

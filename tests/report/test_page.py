@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from goldfish import report, results
+from goldfish.audits import Audit
 from goldfish.errors import StoreError
 from goldfish.report import headline, write_report
 from goldfish.report.charts import (
@@ -172,6 +173,24 @@ def test_the_page_leads_with_the_audit(make_result: Any, make_audit: Any, write_
         assert f"<td>{cell}</td>" in part
     assert "402 of client-3: +4.1 to −2.2" in part
     assert all(f">{rate}</text>" in part for rate in ("0.1 %", "1 %", "10 %", "100 %"))
+    target = audit["quick"]["origin"]["relearning"]["curve"][0] + 0.02
+    assert f"fits again: {target:.3f}" in part, "where the steps of the table are counted to"
+
+
+def test_where_one_model_tells_nothing_the_audit_is_the_title(
+    make_result: Any, make_audit: Any
+) -> None:
+    """A reader must not find "no verdict" above a verdict."""
+    result = Result.model_validate(make_result(ALL, backdoor=False))
+    plain = headline(result)
+    assert plain.verdict.startswith("No verdict")
+    audit = make_audit(ALL)
+    audit["methods"]["goldfish"] |= {"word": "different", "sentence": "Less sure."}
+    told = headline(result, Audit.model_validate(audit))
+    assert (told.status, told.verdict) == ("partly", "Audit of goldfish: different")
+    audit["methods"]["goldfish"]["word"] = "not enough evidence"
+    told = headline(result, Audit.model_validate(audit))
+    assert told.verdict == f"{plain.verdict}; audit: not enough evidence"
 
 
 def test_a_quick_audit_has_no_verdict(make_result: Any, make_audit: Any, write_run: Any) -> None:

@@ -220,38 +220,57 @@ def _judged(
             f"Accuracy is {-accuracy.value:.2f} points below that of retrained models "
             f"({INTERVAL} % interval {-accuracy.high:.2f} to {-accuracy.low:.2f})."
         )
-    visible = VISIBLE_SHIFT
-    if before is not None:
-        visible = before.value / 2
-        if before.low <= 0 or visible < MEMORY_SHIFT:
-            return "not enough evidence", (
-                "Even origin, which was trained on the removed samples, can hardly be told from "
-                f"models that never saw them ({before.value:+.2f}, {INTERVAL} % interval "
-                f"{before.low:+.2f} to {before.high:+.2f}). More models or more removed samples "
-                "may show it."
-            )
-    if memory.half > visible and memory.unlearned == 1:
-        return "not enough evidence", (
-            f"A memory of {visible:.2f} standard deviations would not be seen: the interval is "
-            f"{memory.low:+.2f} to {memory.high:+.2f}. There is one model that unlearned: more "
-            "oracles help a little, more removed samples more."
-        )
-    if memory.half > visible:
-        error = 1 / memory.unlearned + 1 / memory.oracles
-        wanted = math.ceil(2 / error * (memory.half / visible) ** 2)
-        return "not enough evidence", (
-            f"A memory of {visible:.2f} standard deviations would not be seen: the interval is "
-            f"{memory.low:+.2f} to {memory.high:+.2f}. About {wanted} unlearned models and as many "
-            "oracles would show it."
-        )
+    unjudged = _unjudged(memory, before)
     if general.beyond_chance and abs(general.value) >= GENERAL_SHIFT:
         sure = "less" if general.value < 0 else "more"
+        right = ""
+        if accuracy.beyond_chance:
+            side = "below" if accuracy.value < 0 else "above"
+            right = f" Its accuracy is {abs(accuracy.value):.2f} points {side} theirs."
+        beside = (
+            f"It cannot be told whether it remembers. {unjudged}"
+            if unjudged
+            else ("Removed samples do not stand out.")
+        )
         return "different", (
             f"The model is {sure} sure of all samples than retrained ones, by "
-            f"{abs(general.value):.2f} standard deviations of the margins; removed samples do not "
-            "stand out."
+            f"{abs(general.value):.2f} standard deviations of the margins ({INTERVAL} % interval "
+            f"{general.low:+.2f} to {general.high:+.2f}).{right} {beside}"
         )
+    if unjudged:
+        return "not enough evidence", unjudged
     return "indistinguishable", f"Indistinguishable from retraining within {noise}."
+
+
+def _unjudged(memory: Difference, before: Difference | None) -> str:
+    """Say why a memory could not be seen, and what would show it; nothing where it could."""
+    visible = VISIBLE_SHIFT if before is None else before.value / 2
+    if before is not None and (before.low <= 0 or visible < MEMORY_SHIFT):
+        told = (
+            "Even origin, which was trained on the removed samples, can hardly be told from models "
+            f"that never saw them ({before.value:+.2f}, {INTERVAL} % interval {before.low:+.2f} to "
+            f"{before.high:+.2f})."
+        )
+        if before.high < 2 * MEMORY_SHIFT:
+            return f"{told} There is hardly anything to forget: more models would not change that."
+        if visible < MEMORY_SHIFT and memory.unlearned > 1:
+            return f"{told} More models or more removed samples may show it."
+    elif memory.half > visible:
+        told = (
+            f"A memory of {visible:.2f} standard deviations would not be seen: the interval is "
+            f"{memory.low:+.2f} to {memory.high:+.2f}."
+        )
+    else:
+        return ""
+    if memory.unlearned == 1:
+        return (
+            f"{told} There is one model that unlearned: more oracles help a little, more removed "
+            "samples more."
+        )
+    widest = max(memory.half, 0.0 if before is None else before.half)
+    error = 1 / memory.unlearned + 1 / memory.oracles
+    wanted = math.ceil(2 / error * (widest / visible) ** 2)
+    return f"{told} About {wanted} unlearned models and as many oracles would show it."
 
 
 def _number(count: int, what: str) -> str:

@@ -27,16 +27,19 @@ def relearn(
     training: TrainingSettings,
     target: float,
     seed: int,
+    *,
+    orders: int = ORDERS,
+    steps: int = STEPS,
 ) -> Relearning:
     """Train a model on the removed samples alone, and follow its loss on them step by step.
 
     The steps are those of ``training``; the orders of the samples come from ``seed`` and are the
     same for every model. The samples fit again once their mean loss is at most ``target``.
     """
-    settings = training.model_copy(update={"local_epochs": STEPS})
+    settings = training.model_copy(update={"local_epochs": steps})
     labels = removed.labels.cpu()
     curves: list[list[float]] = []
-    for order in range(ORDERS):
+    for order in range(orders):
         model, draw = workspace.load("relearning", params), generator(seed, "relearning", order)
         losses = [sample_losses(predict(model.module, removed), labels).mean().item()]
 
@@ -53,7 +56,7 @@ def relearn(
             settings,
             learning_rate=settings.learning_rate,
             generator=draw,
-            max_steps=STEPS,
+            max_steps=steps,
             after_step=follow,
         )
         curves.append(losses)

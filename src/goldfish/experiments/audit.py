@@ -11,6 +11,7 @@ audit that was interrupted, or one with more models, goes on with what is there.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,7 @@ from goldfish.evaluation.audit import LEAST_ORACLES, Measured, audit_verdict, ba
 from goldfish.evaluation.harm import harm, with_places
 from goldfish.evaluation.memory import sample_losses
 from goldfish.evaluation.relearning import ORDERS, STEPS, relearn
-from goldfish.experiments.audit_models import FOLDER, ORACLE, AuditModels, kept_path
+from goldfish.experiments.audit_models import FOLDER, ORACLE, AuditModels, kept_path, measured
 from goldfish.experiments.client_audit import audit_by_clients
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import EngineFactory
@@ -56,8 +57,9 @@ from goldfish.experiments.evaluator import Evaluator, chosen
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario, select
 from goldfish.files import claim, write_whole
 from goldfish.methods import METHODS
+from goldfish.models import fresh_params
 from goldfish.results import MARGINS, ORIGIN, Progress, Result, read_run
-from goldfish.store import CONFIG, Checkpoint, load_checkpoint, save_checkpoint
+from goldfish.store import CONFIG
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Params
 
@@ -74,6 +76,9 @@ LOOKED_AT = 10_000
 
 FORWARD = 1 / 3
 """What a prediction costs beside a training step, about."""
+
+TIMED = 3
+"""So many steps of relearning are measured for a forecast."""
 
 
 def audit_run(
@@ -140,9 +145,18 @@ def tier_named(name: str) -> Tier:
 
 
 def forecast(
-    run: Path, *, tier: Tier = "standard", models: int | None = None, methods: Sequence[str] = ()
+    run: Path,
+    machine: Machine | None = None,
+    *,
+    tier: Tier = "standard",
+    models: int | None = None,
+    methods: Sequence[str] = (),
 ) -> float:
-    """Return about how many seconds an audit takes, by what the rounds of the run took."""
+    """Return about how many seconds an audit takes, by what the rounds of the run took.
+
+    On the ``machine`` of the audit some steps of relearning are measured: it takes its steps one by
+    one, which on a GPU are far slower than those of a training.
+    """
     amount, config, result, names = _checked(run, tier, models, methods)
     spent = {name: result.methods[name].cost for name in (ORIGIN, *names)}
     seconds = {name: 0.0 if cost is None else cost.seconds for name, cost in spent.items()}
@@ -164,11 +178,30 @@ def forecast(
     origin = spent[ORIGIN]
     sample = origin.seconds / origin.samples if origin and origin.samples else 0.0
     removed = result.deletion.removed_samples or 0
-    followed = min(removed, RELEARNED)
-    steps = ORDERS * STEPS * (min(config.training.batch_size, followed) + FORWARD * followed)
     looks = result.test_images.accuracy + removed
     looks += min(result.deletion.training_samples or 0, LOOKED_AT)
-    return longer + len(spent) * sample * (steps + FORWARD * looks)
+    if machine is None:
+        followed = min(removed, RELEARNED)
+        steps = min(config.training.batch_size, followed) + FORWARD * followed
+        step = sample * steps
+    else:
+        step = _relearning_step(build_scenario(config, machine, run), config, machine.device)
+    return longer + len(spent) * (ORDERS * STEPS * step + sample * FORWARD * looks)
+
+
+def _relearning_step(scenario: Scenario, config: Config, device: str) -> float:
+    """Return how many seconds a step of relearning takes, whatever the model's weights are."""
+    if scenario.removed is None:
+        return 0.0
+    removed = _spread(scenario.removed, RELEARNED)
+    workspace = LocalWorkspace(scenario.model, device, graphs=False)
+    params = fresh_params(scenario.model, config.seed, "initial")
+    for steps in (1, TIMED):  # the first one takes longer
+        begin = time.perf_counter()
+        relearn(
+            workspace, params, removed, config.training, 0.0, config.seed, orders=1, steps=steps
+        )
+    return (time.perf_counter() - begin) / TIMED
 
 
 def _checked(
@@ -234,13 +267,15 @@ class _Work:
         yield Progress(phase=QUICK, round=len(names) + 1, rounds=len(names) + 1)
         makers: dict[str, Callable[[int], Params]] = {ORACLE: made.oracle, ORIGIN: made.origin}
         makers |= {name: partial(made.unlearned, METHODS[name]) for name in names}
-        measured: dict[str, list[Measured]] = {name: [] for name in makers}
+        found: dict[str, list[Measured]] = {name: [] for name in makers}
+        compared = (self._evaluator, self._removed, self._unseen, self._scenario.test)
         for number in range(1, amount + 1):
             for name, make in makers.items():
                 yield Progress(phase=name, round=number - 1, rounds=amount)
-                measured[name].append(self.measured(name, number, make))
+                path = kept_path(self._run, name, number)
+                found[name].append(measured(path, partial(make, number), *compared))
                 yield Progress(phase=name, round=number, rounds=amount)
-        return self._judged(tier, quick, measured, result)
+        return self._judged(tier, quick, found, result)
 
     def quick(self, name: str) -> QuickAudit:
         """Look at the run's own model of a method."""
@@ -298,25 +333,6 @@ class _Work:
             [client_id for client_id, part in parts for _ in range(len(part))],
         )
 
-    def measured(self, name: str, number: int, make: Callable[[int], Params]) -> Measured:
-        """Return what is kept of a model's measurement; else make the model and measure it."""
-        path = kept_path(self._run, name, number)
-        if path.exists():
-            kept = load_checkpoint(path)
-            accuracy = float(kept.memo["accuracy"])
-            return Measured(kept.params["removed"], kept.params["unseen"], accuracy)
-        params, scenario = make(number), self._scenario
-        examples = {"removed": self._removed, "unseen": self._unseen, "test": scenario.test}
-        logits = {
-            kind: self._evaluator.logits(params, own)
-            for kind, own in examples.items()
-            if kind != "test" or own is not self._unseen
-        }
-        tensors = {k: margins(logits[k], examples[k].labels) for k in ("removed", "unseen")}
-        accuracy = self._evaluator.scores(logits.get("test", logits["unseen"])).accuracy
-        save_checkpoint(path, Checkpoint(number, tensors, memo={"accuracy": accuracy}))
-        return Measured(tensors["removed"], tensors["unseen"], accuracy)
-
     def _compared(self) -> tuple[TensorExamples, TensorExamples]:
         """Return removed samples, if possible without a trigger, and unseen ones like them."""
         scenario, clean = self._scenario, self._evaluator.clean_removed
@@ -330,7 +346,7 @@ class _Work:
         self,
         tier: Tier,
         quick: dict[str, QuickAudit],
-        measured: Mapping[str, Sequence[Measured]],
+        models: Mapping[str, Sequence[Measured]],
         result: Result,
     ) -> Audit:
         """Return the audit of all models."""
@@ -341,16 +357,16 @@ class _Work:
             relearned=len(self._relearned),
             quick=quick,
         )
-        oracles = measured[ORACLE]
+        oracles = models[ORACLE]
         if not oracles:
             return found
         labels = (self._removed.labels.cpu(), self._unseen.labels.cpu())
         binned = tier == "full" and len(oracles) // 2 >= KLOM_MODELS
         methods = {}
-        for name, own in measured.items():
+        for name, own in models.items():
             if name == ORACLE:
                 continue
-            verdict = audit_verdict(own, oracles, *labels, measured[ORIGIN])
+            verdict = audit_verdict(own, oracles, *labels, models[ORIGIN])
             if verdict.word == "damaged":
                 verdict = with_places(verdict, name, result, quick[name].harm)
             methods[name] = AuditedMethod(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from goldfish.data import TensorExamples
+from goldfish.evaluation.attacks import margins
+from goldfish.evaluation.audit import Measured
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import EngineFactory, in_process
+from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.runner import phase_name, stage_rounds
 from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.methods import METHODS, Method, Trained
@@ -17,7 +21,13 @@ from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
 from goldfish.results import ORIGIN, YARDSTICK
 from goldfish.settings import TrainingSettings
-from goldfish.store import RunDirectory, load_checkpoint, run_id_of
+from goldfish.store import (
+    Checkpoint,
+    RunDirectory,
+    load_checkpoint,
+    run_id_of,
+    save_checkpoint,
+)
 from goldfish.types import Federation, NotHonoured, Params
 from goldfish.workflow import Unlearned, train, unlearn
 
@@ -30,6 +40,44 @@ STEP_SIZES = (1.0, 0.8, 1.25)
 def kept_path(run: Path, name: str, number: int) -> Path:
     """Return where an audit keeps what it needs of a model."""
     return run / FOLDER / f"{name}-{number}.safetensors"
+
+
+def measured(
+    path: Path,
+    make: Callable[[], Params],
+    evaluator: Evaluator,
+    removed: TensorExamples,
+    unseen: TensorExamples,
+    test: TensorExamples,
+) -> Measured:
+    """Return what is kept of a model's measurement; else make the model, and measure it.
+
+    What is kept of other samples, since some were deleted meanwhile, is made anew.
+    """
+    if path.exists():
+        kept = load_checkpoint(path)
+        found = Measured(
+            kept.params["removed"], kept.params["unseen"], float(kept.memo["accuracy"])
+        )
+        if (len(found.removed), len(found.unseen)) == (len(removed), len(unseen)):
+            return found
+    params = make()
+    on_unseen = evaluator.logits(params, unseen)
+    on_test = on_unseen if test is unseen else evaluator.logits(params, test)
+    found = Measured(
+        margins(evaluator.logits(params, removed), removed.labels),
+        margins(on_unseen, unseen.labels),
+        evaluator.scores(on_test).accuracy,
+    )
+    tensors = {"removed": found.removed, "unseen": found.unseen}
+    save_checkpoint(path, Checkpoint(0, tensors, memo={"accuracy": found.accuracy}))
+    return found
+
+
+def varied(training: TrainingSettings, number: int) -> TrainingSettings:
+    """Return the settings of a training with the step size of this model."""
+    rate = training.learning_rate * STEP_SIZES[number % len(STEP_SIZES)]
+    return training.model_copy(update={"learning_rate": rate})
 
 
 class AuditModels:
@@ -86,7 +134,7 @@ class AuditModels:
     def oracle(self, number: int) -> Params:
         """Return a model that was trained without the removed samples, as long as the original."""
         federation = self.federation(f"{ORACLE}-{number}")
-        training = _varied(self._config.training, number)
+        training = varied(self._config.training, number)
         seed = derive_seed(self._config.seed, ORACLE, number)  # no other model has it
         fresh = fresh_params(federation.model, seed, "initial")
         untrained = Trained(federation, fresh, training, seed)
@@ -101,7 +149,7 @@ class AuditModels:
     def unlearned(self, method: Method[Any], number: int) -> Params:
         """Return a model that was trained with them and then unlearned them, stage by stage."""
         config = self._config
-        training = _varied(config.unlearning_training, number).model_dump(exclude={"rounds"})
+        training = varied(config.unlearning_training, number).model_dump(exclude={"rounds"})
         own = config.methods[method.name].model_dump()  # a name of both is the method's
         model: Trained | Unlearned
         model = self._trained(number, method.name if method.prepare is not None else None)
@@ -123,7 +171,7 @@ class AuditModels:
         """Train once under a seed, for all methods that start from the same training."""
         if (number, own) not in self._trainings:
             self._trainings = {key: t for key, t in self._trainings.items() if key[0] == number}
-            settings = _varied(self._config.training, number).model_dump()
+            settings = varied(self._config.training, number).model_dump()
             if own is not None:
                 settings |= self._config.methods[own].model_dump()
             kept = {
@@ -138,8 +186,3 @@ class AuditModels:
             )
             self._phases.add(self._trainings[number, own].phase)
         return self._trainings[number, own]
-
-
-def _varied(training: TrainingSettings, number: int) -> TrainingSettings:
-    rate = training.learning_rate * STEP_SIZES[number % len(STEP_SIZES)]
-    return training.model_copy(update={"learning_rate": rate})

@@ -257,6 +257,9 @@ def status(project: Folder = HERE) -> None:
                 ("request", "client", "what", "state", "due", ""),
                 (_request_row(request) for request in requests),
             )
+        newest = opened.current().number if versions else 0
+        if found := opened.ledger.audits().get(newest):
+            say(f"Audit of v{newest}, beside {found['oracles']} oracles: {found['word']}.")
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
         if late:
@@ -319,6 +322,38 @@ def lineage(
         if picture is not None:
             draw(opened.ledger, picture)
             say(f"Drawn: {picture}")
+
+
+def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
+    """Audit the newest version of a project, and print what is found: ``goldfish audit``."""
+    from goldfish.audits import Difference
+    from goldfish.project.audit import ORACLES
+    from goldfish.report.audit import difference
+    from goldfish.report.formatting import seconds
+
+    with _open(folder) as opened:
+        amount = ORACLES if oracles is None else oracles
+        say(f"Forecast: {seconds(opened.audit_forecast(amount))}, by what earlier work took.")
+        again = f"goldfish audit {folder} --models {amount}"
+        steps = opened.audit(machine, amount)
+        show_progress(steps, again, close=opened.settings.on_flower)
+        version = opened.current()
+        found = opened.ledger.audits()[version.number]
+    print_table(
+        ("version", "memory", "all samples", "accuracy, points"),
+        (
+            (name, *("" if key is None else difference(Difference(**found[key])) for key in keys))
+            for name, keys in (
+                (f"v{version.parent} (origin)", ("before", None, None)),
+                (f"v{version.number}", ("memory", "general", "accuracy")),
+            )
+        ),
+    )
+    say(
+        f"v{version.number} ({version.made_by}), beside {amount} oracles, by {found['removed']} "
+        f"removed and {found['unseen']} unseen samples: {found['word']}."
+    )
+    say(found["sentence"])
 
 
 def _read_ids(path: Path) -> list[str]:

@@ -86,6 +86,8 @@ class Case:
     descendants: Sequence[Artefact]
     """What descends from the removed samples: made before they were removed."""
     ids_forgotten: bool
+    audit: Mapping[str, Any] | None = None
+    """What the last audit of ``after`` found, if there was one."""
 
     @property
     def outstanding(self) -> list[str]:
@@ -134,6 +136,7 @@ def case_of(ledger: Ledger, request_id: str) -> Case:
             and not clean.issuperset(artefact.manifests[request.client])
         ],
         forgotten,
+        ledger.audits().get(after.number) if request.id in after.requests else None,
     )
 
 
@@ -204,6 +207,7 @@ def _facts(case: Case) -> dict[str, Any]:
         "models": {"before": _of_version(before), "after": _of_version(after)},
         "measurements": {"before": work.pop("before", None), "after": work.pop("measures", None)},
         "findings": findings(case),
+        "audit": case.audit,
         "work": work,
         "shards": _shards(case),
         "touched": [asdict(artefact) for artefact in case.descendants],
@@ -262,7 +266,8 @@ def headline(case: Case) -> str:
     if case.after is None:
         return "Not done yet."
     memory = _memory(case)
-    if memory is not None and memory.judged.finding == "remembers":
+    traces = memory is not None and memory.judged.finding == "remembers"
+    if traces or (case.audit and case.audit["word"] == "remembers"):
         return "A new model was made, but a test still finds traces of the data in it."
     if _collapsed(case):
         return "A new model was made, but it lost much of its accuracy, and so it proves little."
@@ -335,6 +340,32 @@ def findings(case: Case) -> list[str]:
     """Say what was measured, in words."""
     if case.after is None:
         return ["Nothing was measured yet."]
+    return [*_test(case), *_audited(case)]
+
+
+def _audited(case: Case) -> list[str]:
+    """Say what an audit found."""
+    if case.audit is None:
+        return []
+    found = {
+        "remembers": "the new model still knows the removed samples better than they do. They have "
+        "left traces.",
+        "over-forgets": "the new model does worse than they do on the removed samples, more than "
+        "on others. The difference could tell an attacker that they were removed.",
+        "damaged": "the new model is right less often than they are, so that the audit proves "
+        "little.",
+        "different": "the new model differs from them on all samples, removed or not.",
+        "not enough evidence": "the audit could not tell whether the new model still knows the "
+        "removed samples.",
+        "indistinguishable": "the new model differs from them no more than they do among "
+        "themselves.",
+    }[case.audit["word"]]
+    others = plural(case.audit["oracles"], "model")
+    return [f"Audit, beside {others} that were trained anew without the removed samples: {found}"]
+
+
+def _test(case: Case) -> list[str]:
+    """Say what was measured when the new model was made."""
     now, before = _measures(case, "measures"), _measures(case, "before")
     said = []
     for name, sentence in (

@@ -62,7 +62,7 @@ NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
 DUE_DAYS = 30
 CLIENT_STATE = "client state"
 """The kind of an artefact that lies on a client's own disk: ``clients/ID/vN``."""
-MANIFEST_KEY, FORGOTTEN = "manifest key", "ids forgotten"
+MANIFEST_KEY, FORGOTTEN, AUDIT = "manifest key", "ids forgotten", "audit"
 
 _SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
 _INSERT = text(
@@ -414,6 +414,11 @@ class Ledger:
         with self._reading() as db:
             key = str(db.execute(ABOUT, {"name": MANIFEST_KEY}).scalar_one())
         return salted_digest(key, canonical([client, sorted(ids)]))
+
+    def audits(self) -> dict[int, Mapping[str, Any]]:
+        """Return what the last audit of each audited version found."""
+        events = self._of_kinds(AUDIT)
+        return {int(event.subject.removeprefix("v")): event.facts for event in events}
 
     # Events
 

@@ -21,6 +21,8 @@ import torch
 
 from goldfish.data import Partition, TensorExamples
 from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
+from goldfish.evaluation.audit import LEAST_ORACLES
+from goldfish.experiments.audit_models import ORACLE, varied
 from goldfish.experiments.client_setup import key_of
 from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.evaluator import Evaluator
@@ -41,20 +43,32 @@ from goldfish.methods import (
     not_honoured,
     notes_of,
 )
+from goldfish.methods.auditing import drop
 from goldfish.methods.census import census
 from goldfish.methods.filing import file
 from goldfish.methods.purging import purge
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project.asking import Asked, Registry
+from goldfish.project.audit import ORACLES, audit_version, kept_margins
 from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.holdings import Holdings
-from goldfish.project.ledger import CLIENT_STATE, Artefact, Kind, Ledger, Request, State, Version
+from goldfish.project.ledger import (
+    AUDIT,
+    CLIENT_STATE,
+    Artefact,
+    Kind,
+    Ledger,
+    Request,
+    State,
+    Version,
+)
 from goldfish.project.settings import AUTO, ProjectSettings
+from goldfish.randomness import derive_seed
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.settings import Settings
-from goldfish.store import KeptHistory
-from goldfish.types import DeletionRequest, Federation, States
+from goldfish.store import KeptHistory, load_checkpoint
+from goldfish.types import DeletionRequest, Federation, Params, States
 from goldfish.unlearning.optimization import shard_numbers
 from goldfish.workflow import (
     Work,
@@ -62,6 +76,7 @@ from goldfish.workflow import (
     original_training,
     own_training,
     refuse_training,
+    train,
     trained_after,
     training_plan,
     unlearning_plan,
@@ -272,12 +287,7 @@ class Project:
                 f"v{version.number} is {state}: it knows samples that were removed since, and is "
                 "no starting point any more."
             )
-        if not model.exists() or sha256_of(model) != version.sha256:
-            raise StoreError(
-                f"{model} is not the file that was written (its SHA-256 is another, or it is "
-                "missing). Nothing was done: put it back from a backup."
-            )
-        return load(model.parent, federation)
+        return load(self._written(version).parent, federation)
 
     def samples(self, machine: Machine) -> dict[str, list[str]]:
         """Return the ids of the samples that each client has, less those that are removed.
@@ -455,6 +465,62 @@ class Project:
             for request, reason in failed.items():
                 self._fail([request], reason)
 
+    # Audits
+
+    def audit(self, machine: Machine, oracles: int = ORACLES) -> Iterator[Progress]:
+        """Compare the newest version with models that never had the samples that it forgot.
+
+        These oracles are trained as the first version was, under other seeds. What is found, with a
+        verdict in words, is in :meth:`Ledger.audits`. An audit that was interrupted goes on where
+        it was; so does one with more oracles.
+        """
+        version, before = self._audited(oracles)
+        if self.engine is None:
+            yield from self._hand_over(AUDIT, machine, str(oracles))
+            return
+        with self._working():
+            holdings = self.files.holdings(machine)
+            had, gone = (self.files.gone(v.number) for v in (before, version))
+            named = {client: keys - had[client] for client, keys in gone.items()}
+            scenario = holdings.scenario(had, machine.device, removed=named)
+            if scenario.removed is None:
+                raise ConfigError(
+                    f"The samples that v{version.number} forgot are not in the data any more: "
+                    "there is nothing to compare. Audit a version before you delete them."
+                )
+            free = holdings.scenario(gone, machine.device)
+            rest = [client for client in free.clients if len(client.retained)]
+            setups = {client.id: free.setups[client.id] for client in rest}
+            engine = partial(self.engine, replace(free, clients=rest, setups=setups), machine)
+            facts = yield from audit_version(
+                version.number,
+                scenario,
+                scenario.removed,
+                machine.device,
+                self.files.version(before.number),
+                [load_checkpoint(self._written(v)).params for v in (before, version)],
+                partial(self._oracle, engine, _run_id(holdings)),
+                oracles,
+            )
+            if self.ledger.audits().get(version.number) != facts:
+                self.ledger.record(AUDIT, facts, f"v{version.number}")
+
+    def audit_forecast(self, oracles: int = ORACLES) -> float:
+        """Return about how many seconds an audit takes, by what versions cost to make."""
+        version, before = self._audited(oracles)
+        costs = (Cost.model_validate(v.facts["cost"]) for v in self.ledger.versions())
+        sample = next((cost.seconds / cost.samples for cost in costs if cost.samples), 0.0)
+        gone, training = self.files.gone(version.number), self.settings.tables.training
+        held = self.files.manifest().clients
+        samples = sum(len(keys) - len(gone[client]) for client, keys in held.items())
+        epochs = training.rounds * training.local_epochs * training.participation
+        folder = self.files.version(before.number)
+        kept = (kept_margins(folder, version.number, ORACLE, n) for n in range(1, oracles + 1))
+        left = sum(not path.exists() for path in kept)
+        return left * epochs * samples * sample
+
+    # What becomes of versions
+
     def reject(self) -> Version:
         """Take the newest version back, as long as the one before is not purged; return that.
 
@@ -503,6 +569,53 @@ class Project:
         return sorted({artefact.client for artefact in self._client_states()})
 
     # Parts of the above
+
+    def _audited(self, oracles: int) -> tuple[Version, Version]:
+        """Return the newest version and the one before it, or say why there is no audit."""
+        version = self.current()
+        if oracles < LEAST_ORACLES:
+            raise ConfigError(f"An audit has at least {LEAST_ORACLES} oracles, not {oracles}.")
+        if version.parent is None:
+            raise ConfigError(
+                f"v{version.number} forgot nothing: there is nothing to audit before a "
+                "'goldfish unlearn'."
+            )
+        if self.settings.members is not None:
+            raise ConfigError(
+                "The clients have data of their own (data.members): this folder knows none of the "
+                "removed samples, and cannot look at them. Audit a run of such clients instead "
+                "('goldfish run', then 'goldfish audit'; docs/audit.md)."
+            )
+        before = next(v for v in self.ledger.versions() if v.number == version.parent)
+        if not self.files.model(before.number).exists():
+            raise ConfigError(
+                f"v{before.number} is purged, the last model that knew what v{version.number} "
+                "forgot: there is nothing left to compare. Audit a version before 'goldfish purge'."
+            )
+        return version, before
+
+    def _oracle(self, engine: Callable[[str], Federation], run_id: str, number: int) -> Params:
+        """Train a model as the first version was, by clients without the removed samples."""
+        tables, own = self.settings.tables, _own_training(self.settings)
+        settings = varied(tables.training, number).model_dump()
+        if own is not None:
+            settings |= self.settings.of_method(own.name).model_dump()
+        federation = engine(f"{run_id}-{ORACLE}-{number}")
+        seed = derive_seed(tables.seed, ORACLE, number)
+        trained = train(federation, seed=seed, method=own, **settings)
+        if federation.bytes_kept(trained.phase):
+            drop(federation)  # what clients keep of it stands under that name alone
+        return trained.params
+
+    def _written(self, version: Version) -> Path:
+        """Return the model file of a version, once it is seen to be the one that was written."""
+        model = self.files.model(version.number)
+        if not model.exists() or sha256_of(model) != version.sha256:
+            raise StoreError(
+                f"{model} is not the file that was written (its SHA-256 is another, or it is "
+                "missing). Nothing was done: put it back from a backup."
+            )
+        return model
 
     def _hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
         """Let a server app, which can reach the clients, carry a command out."""

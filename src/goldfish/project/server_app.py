@@ -1,7 +1,7 @@
 """The server's side of a project on Flower: carries out one command, on the server's disk.
 
-``goldfish train``, ``import``, ``unlearn`` and ``purge`` hand themselves over to it: a process that
-the SuperLink's superexec starts, and that alone can reach the nodes.
+``goldfish train``, ``import``, ``unlearn``, ``audit`` and ``purge`` hand themselves over to it: a
+process that the SuperLink's superexec starts, and that alone can reach the nodes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from goldfish.experiments.scenario import Machine
 from goldfish.flower.progress import ProgressLog, alone_in
 from goldfish.flower.server_app import absolute, engine_on, machine_of
 from goldfish.project.folder import private
+from goldfish.project.ledger import AUDIT
 from goldfish.project.project import Project
 from goldfish.results import Progress
 
@@ -45,6 +46,8 @@ def _steps(project: Project, machine: Machine, command: str, what: str) -> Itera
         return project.train(machine)
     if command == "unlearn":
         return project.unlearn(machine, what or None)
+    if command == AUDIT:
+        return project.audit(machine, int(what))
     if command == "import":
         project.adopt(Path(what), machine)
     elif command == "purge":

@@ -18,7 +18,7 @@ from goldfish.audits import (
 from goldfish.report.charts import Chart, Line, Scale, Strips
 from goldfish.report.formatting import BRIEF, NOTHING, brief_gap, count, percent, plural, signed
 from goldfish.report.summary import Table
-from goldfish.results import ORIGIN, Result
+from goldfish.results import MARGINS, ORIGIN, Result
 
 ORACLES = "oracles"
 MAX_CLIENTS = 12
@@ -130,7 +130,7 @@ def _relearning(audit: Audit) -> Evidence:
         if name != ORIGIN
     ]
     losses = [loss for line in lines for loss in line.values]
-    target = max(curves[ORIGIN][0], LOWEST_LOSS) if ORIGIN in curves else None
+    target = curves[ORIGIN][0] + MARGINS.memory if ORIGIN in curves else None
     losses += [] if target is None else [target]
     ends = (min(losses) / 1.3, max(losses) * 1.3)
     y = Scale(*ends, "", "{:g}".format, "{:.3f}".format, log=True)
@@ -139,10 +139,11 @@ def _relearning(audit: Audit) -> Evidence:
     x = Scale(0, steps, "steps on the removed samples", whole, whole, whole=True)
     title = f"Relearning: mean loss on {plural(audit.relearned, 'removed sample')}"
     return Evidence(
-        Chart(title, lines, x, y, target),
-        "The removed samples are learned again; the axis of losses is logarithmic. A model that "
-        "still knows them falls to the loss of origin (dashed) sooner than retrain. In the table: "
-        "after how many steps, over the orders of the samples; beside each name: the median. "
+        Chart(title, lines, x, y, target, reference_name="fits again:"),
+        "The removed samples are learned again, in several orders; each line is the mean over "
+        "them, and the axis of losses is logarithmic. They fit again at the dashed line, the loss "
+        f"of origin plus {MARGINS.memory}: a model that still knows them is there sooner than "
+        "retrain. In the table: after how many steps; beside each name: the median of the orders. "
         "Membership attack: how often a removed sample has a larger margin than an unseen one of "
         "its class; 0.5 is chance.",
         _table(

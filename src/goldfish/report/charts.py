@@ -95,7 +95,7 @@ class Chart:
     x: Scale
     y: Scale
     reference: float | None = None
-    """Where origin ended."""
+    """A dashed line: where origin ended."""
     moments: Mapping[float, str] = field(default_factory=dict)
     """Where on the horizontal axis something happened, and what."""
     leading: Sequence[str] = ()
@@ -104,6 +104,7 @@ class Chart:
     """The 95 % interval of retrain's last value, which is shaded."""
     chance: bool = False
     """Whether a dashed diagonal shows what guessing gives; each line has a panel of its own."""
+    reference_name: str = ORIGIN
 
     @property
     def panels(self) -> bool:
@@ -491,7 +492,7 @@ def _ends(chart: Chart, colour: Mapping[str, int]) -> list[tuple[float, float, s
     """Return x, y, text and place in the palette of each label."""
     found = []
     if chart.reference is not None:
-        text = f"{ORIGIN} {chart.y.value(chart.reference)}"
+        text = f"{chart.reference_name} {chart.y.value(chart.reference)}"
         found.append((chart.x.high, chart.reference, text, 0))
     for line in chart.lines:
         found.append((line.at[-1], line.values[-1], _label(line, chart), colour[line.method]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from goldfish.audits import Audit, AuditWord
+from goldfish.audits import Audit, AuditVerdict, AuditWord
 from goldfish.report.formatting import (
     NOTHING,
     count,
@@ -441,7 +441,8 @@ class Headline:
 def headline(result: Result, audit: Audit | None = None) -> Headline:
     """Say what was asked and whether the numbers show it gone; retrain is the yardstick.
 
-    Where an audit has a verdict on the method too, the worse of the two gives the tone.
+    Where an audit has a verdict on the method too, the worse of the two gives the tone. Where the
+    numbers of one model tell nothing, the audit alone is the title.
     """
     name, asked = result.subject, asked_sentence(result)
     if name is None:
@@ -455,11 +456,13 @@ def headline(result: Result, audit: Audit | None = None) -> Headline:
         if result.seeds:
             sentences.append(_seeds(name, result))
     sentences += [stopped(note) for note in method.notes]
-    sentences += _others(name, judged, result)
+    sentences += _others(name, judged, result, {} if audit is None else audit.methods)
     status, title = judged[name].status, judged[name].title + _scatter(name, result)
     if audit is not None and (own := audit.methods.get(name)) is not None:
-        status = max(status, AUDIT_STATUS[own.word], key=lambda one: RANKS[one])
-        title = f"{title}; audit: {own.word}"
+        told = AUDIT_STATUS[own.word]
+        alone = status == "unclear" and told != "unclear"
+        title = f"Audit of {name}: {own.word}" if alone else f"{title}; audit: {own.word}"
+        status = max(status, told, key=lambda one: RANKS[one])
         sentences.insert(0, f"Audit of {name} with {audit.models} oracles: {own.sentence}")
     return Headline(status, title, asked, sentences)
 
@@ -595,12 +598,18 @@ def _speed(name: str, result: Result) -> Iterator[str]:
         yield f"{name} reached retrain's quality {how} retrain itself ({' against '.join(both)})."
 
 
-def _others(name: str, judged: Mapping[str, Verdict], result: Result) -> Iterator[str]:
+def _others(
+    name: str,
+    judged: Mapping[str, Verdict],
+    result: Result,
+    audited: Mapping[str, AuditVerdict],
+) -> Iterator[str]:
+    """Say what is known of the other methods; what an audit found stands below the headline."""
     others = [key for key in result.methods if key not in (ORIGIN, name)]
     told: dict[str, list[str]] = {}
     for key in others:
         yield from unhonoured(key, result)
-        if key != YARDSTICK:
+        if key != YARDSTICK and not (key in audited and judged[key].status == "unclear"):
             told.setdefault(judged[key].short, []).append(key)
     if told:
         groups = [f"{listing(names)}: {short}" for short, names in told.items()]
