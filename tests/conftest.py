@@ -23,7 +23,7 @@ from goldfish.cli import main
 from goldfish.data import TensorExamples
 from goldfish.types import Client
 
-settings.register_profile("goldfish", deadline=None, derandomize=True)
+settings.register_profile("goldfish", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("goldfish")
 torch.set_num_threads(1)
 
