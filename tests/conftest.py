@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,10 +19,11 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
+from goldfish.cli import main
 from goldfish.data import TensorExamples
 from goldfish.types import Client
 
-settings.register_profile("goldfish", deadline=None, derandomize=True)
+settings.register_profile("goldfish", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("goldfish")
 torch.set_num_threads(1)
 
@@ -72,7 +76,7 @@ def test_set() -> TensorExamples:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests of whole deployments: of two workers the first then gets them all."""
+    """Begin with the tests of whole deployments: of the workers the first then gets them all."""
     items.sort(key=lambda item: item.get_closest_marker("deployment") is None)
 
 
@@ -82,6 +86,29 @@ def alone() -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / "goldfish-deployment-test.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def goldfish_here(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a folder, in this process: a new one imports PyTorch for seconds."""
+    out, err = io.StringIO(), io.StringIO()
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in signals}
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patched.chdir(folder)
+        patched.setenv("COLUMNS", "200")
+        patched.setattr(sys, "argv", ["goldfish", *map(str, words)])
+        patched.setattr(sys, "path", [*sys.path])  # to which a command may add
+        with pytest.raises(SystemExit) as end:
+            main()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    code = end.value.code or 0
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
 
 
 def find_processes(folder: Path) -> dict[int, str]:

@@ -84,3 +84,12 @@ def test_seeded_globally_puts_the_generator_back_after_an_error() -> None:
     with pytest.raises(KeyError), seeded_globally(0, "fresh"):
         raise KeyError(float(torch.rand(())))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_seeding_where_there_is_no_gpu_notes_no_call_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.manual_seed`` notes it for each kind of GPU: 0.2 ms for every model and task."""
+    monkeypatch.delattr("traceback.format_stack")
+    with seeded_globally(5, "fresh"):
+        seeded = torch.rand(4)
+    assert torch.equal(seeded, torch.rand(4, generator=generator(5, "fresh")))

@@ -33,6 +33,10 @@ def seeded_globally(seed: int, *purpose: str | int) -> Iterator[None]:
     For code that draws from it and cannot be told otherwise: the initialisers of ``torch.nn``
     and dropout. Not safe from two threads at once.
     """
+    number = derive_seed(seed, *purpose)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, *purpose))
+        if torch.cuda.is_available():  # dropout on a GPU draws from that one's generator
+            torch.manual_seed(number)
+        else:  # the line above would note the call stack for each kind of GPU that is not there
+            torch.default_generator.manual_seed(number)
         yield

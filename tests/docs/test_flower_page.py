@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -14,9 +15,11 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from tests.conftest import goldfish_here
 
 from goldfish.flower.client_store import store_id
 from goldfish.flower.node import KNOWN
@@ -26,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flower.md").read_text()
 SHORT = [
     *("--set", "training.rounds=1", "--set", "unlearning.methods=[]"),
-    *("--set", "data.clients=2"),  # the third node has nothing to do
+    *("--set", "data.clients=1"),  # the other nodes have nothing to do
 ]
 
 
@@ -39,15 +42,16 @@ def commands(beginning: str, language: str = "console") -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith(beginning)]
 
 
-def goldfish(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def help_of(program: str, *words: str) -> str:
+    """Return the help of one of Flower's programs."""
+    (found,) = entry_points(group="console_scripts", name=program)
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(said):
+        patched.setattr(sys, "argv", [program, *words, "--help"])
+        with pytest.raises(SystemExit) as end:
+            found.load()()
+    assert not end.value.code
+    return said.getvalue()
 
 
 def test_every_command_has_a_test_that_runs_it() -> None:
@@ -58,9 +62,7 @@ def test_every_command_has_a_test_that_runs_it() -> None:
         "goldfish run",
     )
     assert len(commands("")) == sum(len(commands(beginning)) for beginning in known)
-    said = subprocess.run(
-        [executable("flwr"), "supernode", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    said = help_of("flwr", "supernode")
     for _, _, verb, *_ in commands("flwr supernode", "sh"):
         assert verb in said
 
@@ -78,7 +80,7 @@ def test_the_commands_for_one_machine_run(
     assert up[: len(plain)] == plain
     assert run[:3] == unsafe[:3]
     for command in (init, keys):
-        done = goldfish(command, tmp_path)
+        done = goldfish_here(tmp_path, *command[1:])
         assert done.returncode == 0, done.stderr
     output = tmp_path / "up"
     with output.open("wb") as file:
@@ -93,10 +95,10 @@ def test_the_commands_for_one_machine_run(
         assert time.monotonic() < end, output.read_text()
         time.sleep(0.1)
     here = ["--set", f"flower.superlink=127.0.0.1:{port}"]
-    done = goldfish([*run, *here, *SHORT], tmp_path)
+    done = goldfish_here(tmp_path, *run[1:], *here, *SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
-    doctor = ["goldfish", "flower", "doctor", "--secure", "trial-keys"]
-    healthy = goldfish([*doctor, "--superlink", f"127.0.0.1:{port}"], tmp_path)
+    doctor = ["flower", "doctor", "--secure", "trial-keys"]
+    healthy = goldfish_here(tmp_path, *doctor, "--superlink", f"127.0.0.1:{port}")
     assert "3 of 3 nodes are online" in healthy.stdout, healthy.stdout
     deployment.send_signal(signal.SIGINT)
     assert deployment.wait(60) == 0
@@ -105,7 +107,7 @@ def test_the_commands_for_one_machine_run(
 
 def test_keys_and_checks_for_several_hosts(tmp_path: Path) -> None:
     _, keys = commands("goldfish flower keys new")
-    done = goldfish(keys, tmp_path)
+    done = goldfish_here(tmp_path, *keys[1:])
     assert done.returncode == 0, done.stderr
     made = {path.name for path in (tmp_path / "federation").iterdir()}
     named = re.findall(r"`(ca\.\w+|server\.\w+|superexec\.\w+|node-1\.\w+|runtime-1\.\w+)`", PAGE)
@@ -117,9 +119,7 @@ def test_keys_and_checks_for_several_hosts(tmp_path: Path) -> None:
 def test_unit_files_start_commands_with_options_that_exist(unit: str, tmp_path: Path) -> None:
     (start,) = re.findall(r"^ExecStart=(.*?[^\\])$", unit, re.DOTALL | re.MULTILINE)
     program, *options = shlex.split(start.replace("\\\n", " "))
-    help_text = subprocess.run(
-        [executable(Path(program).name), "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    help_text = help_of(Path(program).name)
     named = [option for option in options if option.startswith("--")]
     assert len(named) >= 3
     for option in named:
@@ -183,8 +183,8 @@ def test_the_nodes_settings_are_those_that_a_node_takes() -> None:
 
 def test_flower_takes_the_app_folder(tmp_path: Path) -> None:
     """Flower itself builds the folder of ``init``, with the experiment in it."""
-    assert goldfish(["goldfish", "flower", "init", "trial"], tmp_path).returncode == 0
-    again = goldfish(["goldfish", "flower", "init", "trial"], tmp_path)
+    assert goldfish_here(tmp_path, "flower", "init", "trial").returncode == 0
+    again = goldfish_here(tmp_path, "flower", "init", "trial")
     assert again.returncode == 1
     assert "exists and is not empty" in again.stderr
     done = subprocess.run(

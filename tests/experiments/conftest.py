@@ -1,16 +1,15 @@
-"""A configuration that runs in seconds, and a way to run the command line for real."""
+"""A configuration that runs in seconds, and two ways to run the command line."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.conftest import goldfish_here
 
 SMALL = """
 seed = 0
@@ -43,37 +42,21 @@ def config_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def command() -> list[str]:
+    """Return the beginning of a command in a process of its own."""
     return [sys.executable, "-m", "goldfish"]
 
 
-@pytest.fixture(scope="session")
-def goldfish_in(command: list[str]) -> Goldfish:
-    """Return a function that runs the command line in a folder."""
-
-    def run(folder: Path, *arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *map(str, arguments)],
-            cwd=folder,
-            env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **more.pop("env", {})},
-            capture_output=True,
-            text=True,
-            check=False,
-            **more,
-        )
-
-    return run
-
-
 @pytest.fixture
-def goldfish_cli(goldfish_in: Goldfish, tmp_path: Path) -> Goldfish:
-    return partial(goldfish_in, tmp_path)
+def goldfish_cli(tmp_path: Path) -> Goldfish:
+    """Return a function that runs the command line in this process."""
+    return partial(goldfish_here, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def finished(goldfish_in: Goldfish, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the directory of one complete run with one worker, and what was printed."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "small.toml").write_text(SMALL)
-    done = goldfish_in(folder, "run", "small.toml", "--out", "out", "--workers", 1)
+    done = goldfish_here(folder, "run", "small.toml", "--out", "out", "--workers", 1)
     assert done.returncode == 0, done.stderr
     return folder / "out", done.stdout

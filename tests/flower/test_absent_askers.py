@@ -118,7 +118,11 @@ def test_what_becomes_of_a_request_is_what_the_page_says(
         config = make_config(
             deletion=deletion,
             training={"rounds": 2, **SHARDS[shards]},
-            unlearning={"methods": [name], "rounds": ROUNDS},
+            unlearning={
+                "methods": [name],
+                "rounds": ROUNDS,
+                "goldfish-sprint": {"anneal_rounds": 1},
+            },
         )
         here = unreliable(rounds) if engine == "in process" else engine_on(grid, config.flower)
         found[row] = outcome(config, tmp_path / row, here)

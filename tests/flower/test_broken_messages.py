@@ -152,7 +152,7 @@ def any_message(real: RecordDict, draw: st.DataObject) -> RecordDict:
     return real
 
 
-@settings(max_examples=200 * FUZZ, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100 * FUZZ, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.data())
 def test_a_reply_is_an_update_or_a_failure_of_its_client(grid: Any, draw: st.DataObject) -> None:
     """The engine itself, on whatever a node answers; what it takes for a model is one."""

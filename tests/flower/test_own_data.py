@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Error, Message
 from PIL import Image
+from tests.conftest import goldfish_here
 
 import goldfish
 from goldfish.data import TensorExamples, load_half
@@ -231,12 +230,12 @@ def test_a_node_remembers_what_it_was_asked_to_remove(
     run_on(wards, other, tmp_path / "third")
     assert samples_of(tmp_path / "third", "origin") == [78] * 3, "ward-b has left"
     folder = next(iter(wards.nodes.values()))["state-dir"]
-    command = [sys.executable, "-m", "goldfish", "flower", "tombstones", folder, "ward-a"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert listed.split() == ["ward-a-3", "ward-a-7"]
-    lifted = subprocess.run([*command, "--lift", "ward-a-3"], capture_output=True, text=True)
-    assert lifted.stdout.split() == ["ward-a-7"]
-    wrong = subprocess.run([*command, "--lift", "ward-a-3"], capture_output=True, text=True)
+    command = ["flower", "tombstones", folder, "ward-a"]
+    listed = goldfish_here(tmp_path, *command)
+    assert (listed.returncode, listed.stdout.split()) == (0, ["ward-a-3", "ward-a-7"])
+    lifted = goldfish_here(tmp_path, *command, "--lift", "ward-a-3")
+    assert (lifted.returncode, lifted.stdout.split()) == (0, ["ward-a-7"])
+    wrong = goldfish_here(tmp_path, *command, "--lift", "ward-a-3")
     assert (wrong.returncode, "never asked to remove" in wrong.stderr) == (1, True)
     run_on(wards, other, tmp_path / "fourth")
     assert samples_of(tmp_path / "fourth", "origin") == [79] * 3

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import goldfish_here
 
 from goldfish.errors import (
     ConfigError,
@@ -62,56 +63,41 @@ def free_port() -> int:
         return port
 
 
-def goldfish(*arguments: object, code: str = "") -> subprocess.CompletedProcess[str]:
-    start = f"{code}\nimport sys\nfrom goldfish.cli import main\nmain()"
-    return subprocess.run(
-        [sys.executable, "-c", start, *map(str, arguments)],
+def test_without_flower_it_says_what_to_install(config_file: Path, tmp_path: Path) -> None:
+    """As where Flower is not installed: any import of it fails, and there is no trace of it."""
+    code = """
+import contextlib, importlib.util, sys
+from goldfish.cli import main
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "flwr" else find(name, *a)
+sys.modules["flwr"] = None
+with contextlib.suppress(SystemExit):
+    main()
+sys.argv += ["--set", "engine=in-process", "--set", "unlearning.rounds=1"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", str(config_file), "--out", str(tmp_path / "out")],
         env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-def test_without_flower_it_says_what_to_install(config_file: Path, tmp_path: Path) -> None:
-    """As where Flower is not installed: any import of it fails, and there is no trace of it."""
-    hide = (
-        "import importlib.util, sys\n"
-        "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *a: None if name == 'flwr' else find(name, *a)\n"
-        "sys.modules['flwr'] = None"
-    )
-    done = goldfish("run", config_file, "--out", tmp_path / "out", code=hide)
-    assert done.returncode == 1
-    assert "pip install 'goldfish-fl[flower]'" in done.stderr
-    assert not (tmp_path / "out").exists()
-    here = goldfish(
-        *("run", config_file, "--out", tmp_path / "out", "--set", "engine=in-process"),
-        *("--set", "unlearning.rounds=1"),
-        code=hide,
-    )
-    assert here.returncode == 0, here.stderr
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("pip install 'goldfish-fl[flower]'") == 1
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "result.json").exists()
     assert importlib.util.find_spec("flwr") is not None
 
 
 def test_without_a_superlink_it_says_what_to_do(config_file: Path, tmp_path: Path) -> None:
-    done = goldfish("run", config_file, "--out", tmp_path / "out")
+    done = goldfish_here(tmp_path, "run", config_file, "--out", tmp_path / "out")
     assert done.returncode == 1
     assert "needs a SuperLink: name its address in the [flower] table" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_a_superlink_that_is_not_there_is_an_error_in_words(
-    config_file: Path, tmp_path: Path
-) -> None:
-    config = load_config(
-        config_file, [f'flower.superlink="127.0.0.1:{free_port()}"', "flower.insecure=true"]
-    )
-    with pytest.raises(ConfigError, match=r"The SuperLink did not take the run. Flower says: .+"):
-        list(submit.run_on_flower(config, tmp_path / "out", Machine()))
-
-
-def test_an_interrupted_run_may_go_on_at_another_superlink(
+def test_a_superlink_that_is_not_there_is_an_error_and_the_run_may_go_on_at_another(
     config_file: Path, tmp_path: Path
 ) -> None:
     """How to reach the clients is no part of what a run is; anything else is."""
@@ -119,7 +105,8 @@ def test_an_interrupted_run_may_go_on_at_another_superlink(
     for number in range(2):
         where = f'flower.superlink="127.0.0.1:{free_port()}"'
         config = load_config(config_file, [where, "flower.insecure=true"])
-        with pytest.raises(ConfigError, match="did not take the run"):
+        words = r"The SuperLink did not take the run. Flower says: .+"
+        with pytest.raises(ConfigError, match=words):
             list(submit.run_on_flower(config, out, Machine(), resume=number == 1))
         assert load_config(out / "config.toml") == config
     other = load_config(config_file, [where, "flower.insecure=true", "training.rounds=2"])

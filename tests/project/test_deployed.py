@@ -17,8 +17,11 @@ from goldfish.project.project import Project
 
 
 @pytest.mark.deployment
-def test_the_commands_of_a_project_reach_nodes_and_purge_them(tmp_path: Path, alone: None) -> None:
-    """One round each, by typed commands; then the folders of project and nodes are searched."""
+def test_the_commands_of_a_project_reach_a_node_and_purge_it(tmp_path: Path, alone: None) -> None:
+    """One round each, by typed commands; then the folders of project and node are searched.
+
+    Every message is a process. ``test_on_flower.py`` has several nodes, without processes.
+    """
     write_data(tmp_path / "data.npz")
     data = np.load(tmp_path / "data.npz")
     folder = tmp_path / "project"
@@ -30,10 +33,10 @@ def test_the_commands_of_a_project_reach_nodes_and_purge_them(tmp_path: Path, al
         said.append(done.stdout)
         return done.stdout
 
-    with Deployment(tmp_path / "state", 2, path=tmp_path / "data.npz") as deployment:
+    with Deployment(tmp_path / "state", 1, path=tmp_path / "data.npz") as deployment:
         table = "".join(f"{k} = {json.dumps(v)}\n" for k, v in deployment.settings.items())
         settings = SETTINGS.replace("data.npz", "../data.npz").format(more="")
-        for old, new in (("clients = 3", "clients = 2"), ("rounds = 2", "rounds = 1")):
+        for old, new in (("clients = 3", "clients = 1"), ("rounds = 2", "rounds = 1")):
             settings = settings.replace(old, new)
         Project.init(folder)
         (folder / "goldfish.toml").write_text(f'engine = "flower"\n{settings}[flower]\n{table}')
@@ -42,7 +45,7 @@ def test_the_commands_of_a_project_reach_nodes_and_purge_them(tmp_path: Path, al
         (tmp_path / "ids.txt").write_text("\n".join(removed))
         goldfish("forget", "--client", "client-1", "--samples", str(tmp_path / "ids.txt"))
         goldfish("unlearn", "--method", "retrain")
-        assert "clients/client-2/v1 (client state)" in goldfish("purge")
+        assert "clients/client-1/v1 (client state)" in goldfish("purge")
         assert "No request waits." in goldfish("status")
     pixels = dict(zip(data["ids_train"].tolist(), data["x_train"], strict=True))
     needles = {f"id of {name}": name.encode() for name in removed}

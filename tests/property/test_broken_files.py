@@ -126,7 +126,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@settings(max_examples=700, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(sorted(READERS)), draw=st.data())
 def test_a_file_is_read_or_a_sentence_says_why_not(
     whole: Path, name: str, draw: st.DataObject

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -35,19 +32,6 @@ def test_sgd_has_the_bits_of_pytorchs(momentum: float, weight_decay: float) -> N
         reference.step()
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert not torch.equal(ours[1], start[1])
-
-
-def test_a_training_does_not_import_pytorchs_compiler() -> None:
-    """It takes a second, and a client's process on Flower lives for one round."""
-    code = """
-import sys, torch, goldfish
-from goldfish.data import TensorExamples
-data = TensorExamples(torch.randn(8, 4), torch.arange(8) % 2)
-federation = goldfish.InProcess([goldfish.Client("a", data)], lambda: torch.nn.Linear(4, 2))
-goldfish.train(federation, rounds=1)
-sys.exit("torch._dynamo" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_what_a_cpu_cannot_do_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import pickle
@@ -50,6 +51,7 @@ def read_digits() -> tuple[RawSplit, RawSplit]:
     return train, test
 
 
+@functools.cache
 def _digits_table() -> Tensor:
     """Return one row an image: 64 pixels and the label.
 

@@ -82,7 +82,7 @@ class ClientSetup:
     def from_json(cls, text: str) -> ClientSetup:
         """Read a setup back; what is not one is refused."""
         try:
-            return TypeAdapter(cls).validate_json(text, strict=True)
+            return _READER.validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))[:100]
@@ -90,6 +90,9 @@ class ClientSetup:
                 f"A client's setup cannot be read ({where}: {first['msg'][:200]}). Server and "
                 "client need the same version of Goldfish."
             ) from None
+
+
+_READER = TypeAdapter(ClientSetup)
 
 
 def shared_examples(

@@ -26,25 +26,23 @@ when it was killed is lost, and the run waits for it until the timeout."""
 def test_a_run_survives_what_is_killed_and_says_who_did_not_answer(
     trial: Callable[..., Any], processes_of: ProcessesOf
 ) -> None:
-    """A node dies and a client raises, then the server app, then the SuperLink: one run.
+    """A node dies, its client raises, then the server app dies, then the SuperLink: one run.
 
-    The first round has one client left; the others are reported, and are back in the next. There
-    the server app is killed, and the run goes on from the clients' stores. The SuperLink is killed
-    while unlearning. Apart from the first round nothing is missing, and nothing is done twice.
+    In both rounds of the training one client is left; the other is reported, and is back in the
+    next. In the second the server app is killed, and the run goes on from the clients' stores. The
+    SuperLink is killed while unlearning. There nothing is missing, and nothing is done twice.
     """
-    case = trial(nodes=3, rounds=2)
-    later = {("goldfish", 1)}
+    case = trial(nodes=2, rounds=2)
+    later = ("goldfish", 1)
     with case.deployment as deployment:
         case.flag(2, "hold").touch()
-        case.flag(3, "fail").touch()
         run = case.start("--set", "flower.timeout=45")
         try:
             case.wait_until(case.flag(2, "held").exists, run)
             deployment.children["node-2"].kill()
             case.wait_until(lambda: case.rounds("origin"), run)
             case.flag(1, "hold").touch()
-            case.flag(2, "hold").unlink()
-            case.flag(3, "fail").unlink()
+            case.flag(2, "fail").touch()
             deployment.start_child("node-2")
             case.wait_until(case.flag(1, "held").exists, run)
             servers = [
@@ -58,10 +56,9 @@ def test_a_run_survives_what_is_killed_and_says_who_did_not_answer(
             case.flag(2, "held").unlink()
             run = case.start("--set", "flower.timeout=600")
             case.wait_until(lambda: len(case.rounds("origin")) == 2, run)
-            case.flag(2, "hold").touch()
+            case.flag(2, "fail").unlink()  # it is held from here on
             case.wait_until(case.flag(2, "held").exists, run)
-            for node in (1, 3):
-                case.wait_until(lambda node=node: later <= set(case.carried_out(node)), run)
+            case.wait_until(lambda: later in case.carried_out(1), run)
             time.sleep(FETCHED)
             deployment.children["superlink"].kill()
             deployment.start_superlink()
@@ -70,18 +67,16 @@ def test_a_run_survives_what_is_killed_and_says_who_did_not_answer(
         finally:
             run.kill()
     rounds: list[dict[str, Any]] = case.rounds("origin") + case.rounds("goldfish")
-    first, *others = rounds
-    failures = {f["client_id"]: f for f in first["failures"]}
-    assert set(failures) == {"client-2", "client-3"}
-    assert failures["client-2"]["error"] in GONE
-    assert failures["client-3"]["error"] == "RuntimeError"
-    assert "the disk is on fire" in failures["client-3"]["cause"]
-    assert "client-3 did not answer: the disk is on fire" in case.said
-    assert [r["failures"] for r in others] == [[], []]
-    last = [("origin", 2), ("goldfish", 1)]
-    assert case.carried_out(1) == [("origin", 1), *last]
-    assert case.carried_out(2) == case.carried_out(3) == last
-    expected = case.undisturbed(lost={("origin", 1): {"client-2", "client-3"}})
+    failures = [[(f["client_id"], f["error"]) for f in r["failures"]] for r in rounds]
+    first, second, third = failures
+    assert first in [[("client-2", error)] for error in GONE]
+    assert second == [("client-2", "RuntimeError")]
+    assert third == []
+    assert "the disk is on fire" in rounds[1]["failures"][0]["cause"]
+    assert "client-2 did not answer: the disk is on fire" in case.said
+    assert case.carried_out(1) == [("origin", 1), ("origin", 2), later]
+    assert case.carried_out(2) == [later]
+    expected = case.undisturbed(lost={("origin", n): {"client-2"} for n in (1, 2)})
     models = case.models()
     assert models.keys() == expected.keys() == {"origin", "goldfish"}
     for phase, model in expected.items():
