@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from goldfish.cli import main
 from goldfish.data import TensorExamples
+from goldfish.terminal import console
 from goldfish.types import Client
 
 settings.register_profile("goldfish", deadline=None, derandomize=True, max_examples=50)
@@ -99,7 +100,8 @@ def goldfish_here(folder: Path, *words: object) -> subprocess.CompletedProcess[s
         contextlib.redirect_stderr(err),
     ):
         patched.chdir(folder)
-        patched.setenv("COLUMNS", "200")
+        patched.setenv("COLUMNS", "200")  # for processes that it starts
+        patched.setattr(console, "width", 200)
         patched.setattr(sys, "argv", ["goldfish", *map(str, words)])
         patched.setattr(sys, "path", [*sys.path])  # to which a command may add
         with pytest.raises(SystemExit) as end:
