@@ -18,7 +18,7 @@ demo: setup
 	$(BIN)/goldfish demo --out runs/demo
 
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations 15
+	$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -69,7 +69,7 @@ def test_every_command_has_a_test_that_runs_it() -> None:
 
 @pytest.mark.deployment
 def test_the_commands_for_one_machine_run(
-    tmp_path: Path, alone: None, start_process: Callable[..., subprocess.Popen[bytes]]
+    tmp_path: Path, start_process: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     """With TLS and keys, on a port of the test's own, and with fewer rounds."""
     (port,) = free_ports(1, "127.0.0.1")

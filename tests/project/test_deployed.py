@@ -17,7 +17,7 @@ from goldfish.project.project import Project
 
 
 @pytest.mark.deployment
-def test_the_commands_of_a_project_reach_a_node_and_purge_it(tmp_path: Path, alone: None) -> None:
+def test_the_commands_of_a_project_reach_a_node_and_purge_it(tmp_path: Path) -> None:
     """One round each, by typed commands; then the folders of project and node are searched.
 
     Every message is a process. ``test_on_flower.py`` has several nodes, without processes.

@@ -189,7 +189,6 @@ class Trial:
 
 @pytest.fixture
 def trial(
-    alone: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     processes_of: Callable[[Path], dict[int, str]],
