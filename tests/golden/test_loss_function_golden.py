@@ -18,6 +18,7 @@ from goldfish.unlearning.loss_function import (
     HardLoss,
     RemovedTermName,
     confusion_loss,
+    confusion_shares,
     distillation_loss,
     goldfish_loss,
     hard_loss,
@@ -133,6 +134,27 @@ def test_capped_removed_term() -> None:
     focal = removed_loss(REMOVED, CLASS_0, "focal", "capped")
     assert focal.item() == pytest.approx(LN2 / 8 + 2 / 9 * LN3, abs=EXACT)
     assert removed_loss(REMOVED, CLASS_0).item() == pytest.approx(math.log(6) / 2, abs=EXACT)
+
+
+def test_a_removed_sample_with_a_target_counts_up_to_it() -> None:
+    """Losses ln 2 and 2 ln 3, targets ln 2 / 2 and 9: the second counts up to ln 3, a guess.
+
+    So (ln 2 / 2 + ln 3) / 2, and neither sample has a gradient. They are confused by the shares
+    of ln 3 that their targets are: the first by ln 2 / (2 ln 3), the second in full.
+    """
+    targets = torch.tensor([LN2 / 2, 9.0], dtype=torch.float64)
+    logits = REMOVED.clone().requires_grad_()
+    loss = removed_loss(logits, CLASS_0, "cross-entropy", "capped", targets)
+    assert loss.item() == pytest.approx(LN2 / 4 + LN3 / 2, abs=EXACT)
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [[0, 0, 0], [0, 0, 0]]
+    shares = confusion_shares(targets, 3)
+    assert shares is not None
+    assert shares.tolist() == pytest.approx([LN2 / (2 * LN3), 1], abs=EXACT)
+    one, other = (confusion_loss(REMOVED[place : place + 1]).item() for place in (0, 1))
+    expected = (one * LN2 / (2 * LN3) + other) / 2
+    assert confusion_loss(REMOVED, shares).item() == pytest.approx(expected, abs=EXACT)
 
 
 def test_the_cap_stops_the_gradient() -> None:

@@ -14,13 +14,14 @@ from torch import nn
 import goldfish
 from goldfish.data import Subset, TensorExamples
 from goldfish.data.removal import split
+from goldfish.methods import goldfish_sprint
 from goldfish.methods.goldfish import train_student
-from goldfish.methods.goldfish_sprint import cosine, remembers
+from goldfish.methods.goldfish_sprint import cosine, neighbour_losses, remembers
 from goldfish.params import digest
 from goldfish.settings import TrainingSettings
 from goldfish.training.fit import predict
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import Client, DeletionRequest, Params, RoundReplies, Task
+from goldfish.types import Client, DeletionRequest, Examples, Params, RoundReplies, Task
 
 MakeClients = Callable[..., list[Client]]
 Net = type[nn.Module]
@@ -181,8 +182,41 @@ def test_a_removed_sample_weighs_as_much_as_a_remaining_one_in_the_sprint(
         task.arrays["model"],
         steps=3,
         removed_size=4,
+        removed_targets=neighbour_losses(removed_of(client), client.retained, 5),
     )
     assert digest(params) == digest(after)
+
+
+def removed_of(client: Client) -> Examples:
+    assert client.removed is not None
+    return client.removed
+
+
+def test_neighbours_say_how_far_a_removed_sample_is_unlearned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Remaining samples lie at 0, 1, 2 (label 0) and at 10, 11 (label 1).
+
+    Removed are 0.1 with label 0, 0.2 with label 1 and 10.4 with label 1. Of the three nearest 3, 0
+    and 2 have the label, so the probabilities are 3.5/4, 0.5/4 and 2.5/4. With more neighbours
+    than there are samples all five count: 3, 2 and 2 of them, over 6. Read two at a time it is the
+    same. Tokens have no neighbours.
+    """
+
+    def at(places: list[float], labels: list[int]) -> TensorExamples:
+        ids = [f"{place}" for place in places]
+        return TensorExamples(torch.tensor(places)[:, None], torch.tensor(labels), ids)
+
+    retained = at([0.0, 1.0, 2.0, 10.0, 11.0], [0, 0, 0, 1, 1])
+    removed = at([0.1, 0.2, 10.4], [0, 1, 1])
+    for at_once in (1000, 2):
+        monkeypatch.setattr(goldfish_sprint, "READ_AT_ONCE", at_once)
+        losses = neighbour_losses(removed, retained, 3)
+        assert losses.tolist() == SAME([math.log(4 / 3.5), math.log(8), math.log(4 / 2.5)])
+        losses = neighbour_losses(removed, retained, 9)
+        assert losses.tolist() == SAME([math.log(6 / 3.5), math.log(6 / 2.5), math.log(6 / 2.5)])
+    tokens = TensorExamples(torch.tensor([[1, 2]]), torch.tensor([0]), ["a"])
+    assert not len(neighbour_losses(tokens, tokens, 3))
 
 
 def _after_the_sprint(trained: goldfish.Trained, **settings: Any) -> Params:

@@ -135,7 +135,8 @@ def goldfish_batches(
     retained, removed = Subset(examples, range(30, 215)), Subset(examples, range(30))
     known = teacher if transform else predict(teacher, retained)
     batches = Teacher(known).teach(plain_batches(retained, CPU, order, transform), temperature)
-    return with_removed(batches, removed, 7, seeded(12)), len(retained), order
+    targets = torch.linspace(0, 2, len(removed))
+    return with_removed(batches, removed, 7, seeded(12), targets), len(retained), order
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -42,6 +43,7 @@ def obvious(logits: Tensor, batch: Batch, own: GoldfishSettings) -> Loss:
     st.floats(1, 9, exclude_min=True),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.integers(0, 10**6),
 )
 def test_losses_and_gradient_are_those_of_the_loss_module(
@@ -55,6 +57,7 @@ def test_losses_and_gradient_are_those_of_the_loss_module(
     temperature: float,
     as_tensor: bool,
     square: bool,
+    with_targets: bool,
     seed: int,
 ) -> None:
     """Logits that are all 0 have a deviation of 0; those of spread 20 are far above the cap.
@@ -72,6 +75,9 @@ def test_losses_and_gradient_are_those_of_the_loss_module(
         removed_weight=removed_weight, mu_c=mu_c, mu_d=mu_d, square_scaling=square
     )
     batch = made(logits, labels, removed, teacher, heat)
+    if with_targets:
+        targets = torch.rand(lost, generator=generator, dtype=torch.float64) * 3
+        batch = replace(batch, removed_targets=targets)
     ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     found, expected = fused_losses(ours, batch, own), obvious(theirs, batch, own)
     assert found.total.item() == pytest.approx(expected.total.item(), rel=1e-9, abs=1e-9)

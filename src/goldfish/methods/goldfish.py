@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from goldfish.errors import ConfigError
 from goldfish.methods.method import WARM_START, WEIGHTS, Method, Plan, federated_rounds
 from goldfish.methods.steps import (
@@ -157,12 +159,14 @@ def train_student(
     *purpose: int,
     steps: int | None = None,
     removed_size: int | None = None,
+    removed_targets: Tensor | None = None,
 ) -> tuple[Params, Fitted]:
     """Train a student from ``start``; the task's settings are :class:`GoldfishSettings`.
 
     ``purpose`` is the shard, if there are any. Instead of its local epochs it may take so many
     ``steps``, each with ``removed_size`` removed samples; of less than an epoch the teacher is
-    asked batch by batch, since it need not be asked of all samples.
+    asked batch by batch, since it need not be asked of all samples. ``removed_targets`` are those
+    of :func:`retrain_student`.
     """
     training, settings = task.training, task.settings
     student = workspace.load("student", start)
@@ -187,6 +191,7 @@ def train_student(
         transform=transform,
         steps=steps,
         removed_size=removed_size,
+        removed_targets=removed_targets,
     )
     return student.params(), fitted
 

@@ -5,7 +5,9 @@ Ours, not the paper's; the loss is the paper's. The model starts from the old on
 1. The sprint: the clients that asked, and they alone, take some steps on their removed and
    remaining data with the complete Goldfish loss, and the mean of their results is the model. In
    ordinary rounds all other clients would thin out what they unteach. Where one of them still
-   remembers, by the loss of unseen samples on the server's test set, it takes some more.
+   remembers, by the loss of unseen samples on the server's test set, it takes some more. Each
+   removed sample is unlearned as far as the nearest remaining samples say that it should be: one
+   whose neighbours have its label would be known without being seen.
 2. The rounds: all clients train, together as long as a share of the training. The step size starts
    anew and falls to 0 over these rounds, along a cosine. The askers go on unteaching; the teacher
    is not asked any more.
@@ -18,15 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from pydantic import Field
 from torch import Tensor
 
 from goldfish.methods.goldfish import train_student
 from goldfish.methods.method import Method, Plan, ask, average
-from goldfish.methods.steps import answer, check_asker, nothing_to_learn
+from goldfish.methods.steps import answer, check_asker, digest_of_ids, nothing_to_learn
 from goldfish.params import digest
 from goldfish.settings import (
     Count,
@@ -37,11 +40,14 @@ from goldfish.settings import (
     learning_rate_at,
 )
 from goldfish.training.fit import batch_sizes, predict
-from goldfish.types import Client, Constant, Params, Round, Step, Task, Update, Workspace
+from goldfish.types import Client, Constant, Examples, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings
 
 FURTHER = 1 / 3
 """Length of a further turn of the sprint, as a share of the first."""
+
+READ_AT_ONCE = 1000
+"""Remaining samples that are compared with all removed ones at a time."""
 
 REMEMBERED = 0.5
 """Removed samples whose mean loss is below this share of that of unseen ones are remembered."""
@@ -70,6 +76,10 @@ class GoldfishSprintSettings(Settings):
     """Weight of the confusion loss in equation (6)."""
     mu_d: NonNegative = 1.0
     """Weight of the distillation loss in equation (6), in the sprint alone."""
+    neighbours: Annotated[int, Field(ge=0)] = 5
+    """Nearest remaining samples of its client by which a removed sample is unlearned: the more of
+    them have its label, the less. 0: all are unlearned until they are known as little as a guess,
+    which removes a backdoor more surely."""
 
 
 class SprintSettings(GoldfishSettings):
@@ -81,6 +91,8 @@ class SprintSettings(GoldfishSettings):
     """Passes over the remaining data, or a part of one."""
     removed_passes: Positive = 1.0
     """Passes over the removed data in the meantime."""
+    neighbours: Annotated[int, Field(ge=0)] = 0
+    """As in :class:`GoldfishSprintSettings`."""
     unseen_losses: tuple[float | None, ...] = ()
     """The model's mean loss on unseen samples of each class, None where there is none; empty in
     the first turn, which all of them take."""
@@ -149,6 +161,7 @@ def _told(settings: GoldfishSprintSettings, **more: Any) -> SprintSettings:
         student="teacher",
         removed_weight=settings.removed_weight,
         mu_c=settings.mu_c,
+        neighbours=settings.neighbours,
         adaptive_temperature=False,
         local_stop=False,
         **more,
@@ -192,11 +205,49 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
         task.arrays["model"],
         steps=steps,
         removed_size=size or None,
+        removed_targets=_targets(client, settings.neighbours),
     )
     return answer(task, params, len(retained), [fitted])
 
 
 SPRINT = Step("sprint", sprint_step, SprintSettings)
+
+
+def _targets(client: Client, neighbours: int) -> Tensor | None:
+    """Return the targets of a client's removed samples; they are found once, and then kept."""
+    if client.removed is None or not neighbours:
+        return None
+    fingerprint = f"{neighbours} {digest_of_ids(client.retained)} {digest_of_ids(client.removed)}"
+    found, targets = client.state.cache.get("removed-targets", ("", None))
+    if targets is None or found != fingerprint:
+        targets = neighbour_losses(client.removed, client.retained, neighbours)
+        client.state.cache["removed-targets"] = fingerprint, targets
+    return targets if len(targets) else None
+
+
+@torch.no_grad()
+def neighbour_losses(removed: Examples, retained: Examples, neighbours: int) -> Tensor:
+    """Return about the loss that a model which never saw them would have on removed samples.
+
+    The nearest remaining samples, by the Euclidean distance of inputs, are such a model. If s of k
+    have the sample's label, it gives the label the probability (s + 1/2) / (k + 1): the estimator
+    of Krichevsky and Trofimov, which is never sure. Empty where inputs are integers, such as
+    tokens: their distance means nothing.
+    """
+    inputs, labels = removed.batch(torch.arange(len(removed)))
+    if not inputs.is_floating_point():
+        return torch.empty(0)
+    rows = inputs.flatten(1)
+    nearest = rows.new_full((len(rows), 0), 0.0)
+    alike = labels.new_full((len(rows), 0), 0)
+    for places in torch.arange(len(retained)).split(READ_AT_ONCE):
+        others, theirs = retained.batch(places)
+        distances = torch.cat([nearest, torch.cdist(rows, others.flatten(1))], dim=1)
+        same = torch.cat([alike, (labels[:, None] == theirs).to(alike)], dim=1)
+        nearest, chosen = distances.topk(min(neighbours, distances.shape[1]), largest=False)
+        alike = same.gather(1, chosen)
+    shares = (alike.sum(dim=1) + 0.5) / (alike.shape[1] + 1)
+    return -shares.log().cpu()
 
 
 def remembers(logits: Tensor, labels: Tensor, unseen: Sequence[float | None]) -> bool:

@@ -84,8 +84,7 @@ def teacher_of(
     constant = task.constants[name]
     if transform is not None:
         return Teacher(workspace.load("teacher", constant.params).module)
-    ids = _digest_of_ids(tuple(examples.ids))
-    fingerprint = f"{task.context.phase} {constant.digest} {ids}"
+    fingerprint = f"{task.context.phase} {constant.digest} {digest_of_ids(examples)}"
     key = "/".join(["teacher-logits", *map(str, purpose)])
     found, logits = client.state.cache.get(key, ("", None))
     asked = 0
@@ -101,8 +100,13 @@ def teacher_of(
     return Teacher(logits, asked)
 
 
+def digest_of_ids(examples: Examples) -> str:
+    """Return a digest of the ids of examples, in their order."""
+    return _digest_of(tuple(examples.ids))
+
+
 @functools.lru_cache(maxsize=1000)
-def _digest_of_ids(ids: tuple[str, ...]) -> str:
+def _digest_of(ids: tuple[str, ...]) -> str:
     return f"{derive_seed(0, *ids):016x}"
 
 

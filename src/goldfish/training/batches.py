@@ -44,6 +44,8 @@ class Batch:
     """Inputs and labels of a mini-batch of removed data."""
     temperature: float | Tensor = 1.0
     """What the logits of teacher and student are divided by before they are compared."""
+    removed_targets: Tensor | None = None
+    """The loss up to which each removed sample is unlearned, where it has one of its own."""
 
 
 BatchSource: TypeAlias = Callable[[Tensor], Batch]
@@ -60,6 +62,7 @@ class Draw(NamedTuple):
     """The teacher's logits, where they are known already."""
     removed: Tensor | None = None
     removed_changes: Tensor | None = None
+    removed_targets: Tensor | None = None
 
     @property
     def shapes(self) -> tuple[torch.Size | None, ...]:
@@ -90,7 +93,7 @@ def fold(joined: Draw, sizes: Sequence[int], removed_sizes: Sequence[int]) -> li
         cut = zip(counts, part.split(lengths), strict=True)
         return [piece.view(count, -1, *part.shape[1:]) for count, piece in cut]
 
-    parts = map(pieces, joined, (retained, retained, retained, removed, removed))
+    parts = map(pieces, joined, (*[retained] * 3, *[removed] * 3))
     return [Draw._make(stacked) for stacked in zip(*parts, strict=True)]
 
 
@@ -114,7 +117,7 @@ class Gatherer:
             logits = logits_of(self.teacher, inputs)
         if draw.removed is not None and self.removed_source is not None:
             removed = self._read(self.removed_source, draw.removed, draw.removed_changes)
-        return Batch(inputs, labels, logits, removed, temperature)
+        return Batch(inputs, labels, logits, removed, temperature, draw.removed_targets)
 
     def _read(
         self, source: Examples, positions: Tensor, changes: Tensor | None
@@ -150,6 +153,8 @@ class ExampleBatches:
     """Positions of removed samples, a batch at a time, without end."""
     removed_generator: torch.Generator | None = None
     removed_view: Tensor | None = None
+    removed_targets: Tensor | None = None
+    """The target of each of the removed samples, on the device of the model."""
 
     def __call__(self, positions: Tensor) -> Batch:
         """Return the batch at ``positions``."""
@@ -187,6 +192,9 @@ class ExampleBatches:
             if self.teacher_logits is None
             else _look_up(self.teacher_logits, draw.positions),
             removed=None if draw.removed is None else _look_up(self.removed_view, draw.removed),
+            removed_targets=None
+            if draw.removed is None or self.removed_targets is None
+            else _look_up(self.removed_targets, draw.removed),
         )
 
 
@@ -202,9 +210,16 @@ def plain_batches(
 
 
 def with_removed(
-    batches: ExampleBatches, removed: Examples, size: int, generator: torch.Generator
+    batches: ExampleBatches,
+    removed: Examples,
+    size: int,
+    generator: torch.Generator,
+    targets: Tensor | None = None,
 ) -> ExampleBatches:
-    """Add ``size`` removed samples to each of the batches, in a new order each pass."""
+    """Add ``size`` removed samples to each of the batches, in a new order each pass.
+
+    ``targets`` are the losses up to which they are unlearned, if they have any of their own.
+    """
     source, view = _below(removed)
     return replace(
         batches,
@@ -212,6 +227,7 @@ def with_removed(
         removed_order=_endless(len(removed), size, generator),
         removed_generator=generator,
         removed_view=view,
+        removed_targets=None if targets is None else targets.to(batches.gather.device),
     )
 
 

@@ -30,6 +30,7 @@ from goldfish.unlearning.fused_loss import fused_losses, implements
 from goldfish.unlearning.loss_function import (
     RemovedTermName,
     confusion_loss,
+    confusion_shares,
     distillation_loss,
     goldfish_loss,
     hard_loss,
@@ -97,6 +98,7 @@ def retrain_student(
     transform: Transform | None = None,
     steps: int | None = None,
     removed_size: int | None = None,
+    removed_targets: Tensor | None = None,
 ) -> Fitted:
     """Train the student in place: the procedure ``Goldfish`` of Algorithm 1.
 
@@ -104,6 +106,8 @@ def retrain_student(
     order of the former is the one of every other method. Without a teacher there is neither a
     distillation loss nor a local stop. The training takes its local epochs, each with one pass over
     the removed data; or so many ``steps``, each with ``removed_size`` removed samples.
+    ``removed_targets`` are the losses up to which removed samples are unlearned, if not all of them
+    up to that of a uniform guess.
     """
     in_epoch = len(batch_sizes(len(retained), training.batch_size))
     if steps is not None:
@@ -118,7 +122,7 @@ def retrain_student(
         batches = teacher.teach(batches, temperature)
     if removed is not None and (settings.removed_weight > 0 or settings.mu_c > 0):
         size = removed_size or removed_batch_size(training.batch_size, len(retained), len(removed))
-        batches = with_removed(batches, removed, size, removed_generator)
+        batches = with_removed(batches, removed, size, removed_generator, removed_targets)
 
     stop = None
     if teacher is not None and settings.local_stop and training.local_epochs > 1:
@@ -215,11 +219,12 @@ def goldfish_losses(
     risk = remaining + settings.mu_d * distillation
     if batch.removed is None or removed_logits is None:
         return Loss(risk, risk)
+    targets = batch.removed_targets
     removed = removed_loss(
-        removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term
+        removed_logits, batch.removed[1], settings.hard_loss, settings.removed_term, targets
     )
     hard = remaining - settings.removed_weight * removed
-    confusion = confusion_loss(removed_logits)
+    confusion = confusion_loss(removed_logits, confusion_shares(targets, logits.shape[-1]))
     total = goldfish_loss(hard, confusion, distillation, settings.mu_c, settings.mu_d)
     return Loss(total, risk)
 

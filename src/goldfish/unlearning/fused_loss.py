@@ -16,7 +16,7 @@ from torch import Tensor
 
 from goldfish.training.batches import Batch
 from goldfish.training.sgd import Loss
-from goldfish.unlearning.loss_function import CROSS_ENTROPY, hard_loss
+from goldfish.unlearning.loss_function import CROSS_ENTROPY, confusion_shares, hard_loss
 
 if TYPE_CHECKING:
     from goldfish.unlearning.basic_model import GoldfishSettings
@@ -57,17 +57,23 @@ class _Losses(torch.autograd.Function):
         probabilities = gradient[retained:]
         centred = probabilities - probabilities.mean(dim=-1, keepdim=True)
         norms = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
+        shares = confusion_shares(batch.removed_targets, classes)
         direction = centred.div_(norms.clamp(min=torch.finfo(norms.dtype).tiny))
         by_confusion = torch._softmax_backward_data(
             direction, probabilities, -1, probabilities.dtype
         )
+        if shares is not None:
+            norms = norms * shares[:, None]
+            by_confusion = by_confusion * shares[:, None]
         confusion_share = settings.mu_c / math.sqrt(classes)
 
         # The hard loss, equation (1): softmax - one-hot; none where the removed loss is capped.
-        cap = CROSS_ENTROPY.of_a_uniform_guess(classes)
+        least: float | Tensor = -CROSS_ENTROPY.of_a_uniform_guess(classes)
+        if batch.removed_targets is not None:
+            least = -batch.removed_targets[:, None].clamp(max=-least)
         gradient.scatter_(1, places, -1.0, reduce="add")
         gradient[:retained].mul_(1 / retained)
-        gradient[retained:].mul_(right[retained:] >= -cap).mul_(-settings.removed_weight / removed)
+        gradient[retained:].mul_(right[retained:] >= least).mul_(-settings.removed_weight / removed)
         gradient[retained:].add_(by_confusion, alpha=confusion_share / removed)
 
         # The distillation loss, equation (5).
@@ -81,7 +87,7 @@ class _Losses(torch.autograd.Function):
         gradient[:retained].add_(by_distillation, alpha=settings.mu_d / retained)
 
         remaining = right[:retained].mean()  # all logarithms are negative losses
-        by_removed = right[retained:].clamp(min=-cap).mean()
+        by_removed = right[retained:].clamp(min=least).mean()
         risk = torch.add(remaining, distilled, alpha=settings.mu_d / retained).neg_()
         total = torch.add(risk, by_removed, alpha=settings.removed_weight)
         total.add_(norms.mean(), alpha=confusion_share)

@@ -64,11 +64,13 @@ def removed_loss(
     labels: Tensor,
     kind: str = "cross-entropy",
     term: RemovedTermName = "capped",
+    targets: Tensor | None = None,
 ) -> Tensor:
     """Return L_f of equation (1), the loss on removed data, which the total *subtracts*.
 
     - ``capped``: each sample's loss counts up to that of a uniform guess. Past "knows nothing"
-      there is nothing to gain, so the total stays bounded below.
+      there is nothing to gain, so the total stays bounded below. With ``targets``, each counts up
+      to its own, which is at most that.
     - ``smooth``: log(1 - p_y / 2), in [-ln 2, 0], bounded with a gradient everywhere.
     - ``literal``: the plain loss, as printed. It has no upper bound, and the total diverges.
     """
@@ -80,20 +82,34 @@ def removed_loss(
         return torch.log1p(-of_label / 2).mean()
     losses = hard_loss(kind).of_samples(logits, labels)
     if term == "capped":
-        losses = losses.clamp(max=hard_loss(kind).of_a_uniform_guess(logits.shape[-1]))
+        cap = hard_loss(kind).of_a_uniform_guess(logits.shape[-1])
+        losses = losses.clamp(max=cap if targets is None else targets.clamp(max=cap))
     return losses.mean()
 
 
-def confusion_loss(removed_logits: Tensor) -> Tensor:
+def confusion_loss(removed_logits: Tensor, shares: Tensor | None = None) -> Tensor:
     """Return the confusion loss, equation (2): the mean deviation of the predicted probabilities.
 
     The square root of the population variance is the norm of the centred vector over sqrt(K);
-    the norm's gradient at 0 is 0, where that of a square root would be infinite.
+    the norm's gradient at 0 is 0, where that of a square root would be infinite. ``shares``, from 0
+    to 1, say how much each sample is to be confused.
     """
     probabilities = F.softmax(removed_logits, dim=-1)
     centred = probabilities - probabilities.mean(dim=-1, keepdim=True)
     norms: Tensor = torch.linalg.vector_norm(centred, dim=-1)
+    if shares is not None:
+        norms = norms * shares
     return norms.mean() / math.sqrt(removed_logits.shape[-1])
+
+
+def confusion_shares(targets: Tensor | None, classes: int) -> Tensor | None:
+    """Return how much removed samples with these targets are to be confused.
+
+    A uniform guess is what confusion ends in: a share of its loss is as large a share of it.
+    """
+    if targets is None:
+        return None
+    return (targets / CROSS_ENTROPY.of_a_uniform_guess(classes)).clamp(max=1.0)
 
 
 def soften(logits: Tensor, temperature: float | Tensor) -> Tensor:
