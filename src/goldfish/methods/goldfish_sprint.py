@@ -27,6 +27,7 @@ import torch.nn.functional as F  # noqa: N812
 from pydantic import Field
 from torch import Tensor
 
+from goldfish.hardware.gpu import to_cpu
 from goldfish.methods.goldfish import train_student
 from goldfish.methods.method import Method, Plan, ask, average
 from goldfish.methods.steps import answer, check_asker, digest_of_ids, nothing_to_learn
@@ -247,7 +248,7 @@ def neighbour_losses(removed: Examples, retained: Examples, neighbours: int) -> 
         nearest, chosen = distances.topk(min(neighbours, distances.shape[1]), largest=False)
         alike = same.gather(1, chosen)
     shares = (alike.sum(dim=1) + 0.5) / (alike.shape[1] + 1)
-    return -shares.log().cpu()
+    return to_cpu(-shares.log())
 
 
 def remembers(logits: Tensor, labels: Tensor, unseen: Sequence[float | None]) -> bool:
