@@ -230,7 +230,7 @@ def _judged(
         beside = (
             f"It cannot be told whether it remembers. {unjudged}"
             if unjudged
-            else ("Removed samples do not stand out.")
+            else "Removed samples do not stand out."
         )
         return "different", (
             f"The model is {sure} sure of all samples than retrained ones, by "

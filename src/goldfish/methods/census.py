@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
-from pydantic import Field
+from pydantic import NonNegativeInt
 
 from goldfish.errors import ConfigError
 from goldfish.methods.method import by_client
@@ -28,9 +27,9 @@ from goldfish.types import (
 class CensusSettings(Settings):
     """Which samples a client is to name."""
 
-    label: Annotated[int, Field(ge=0)] | None = None
+    label: NonNegativeInt | None = None
     """Those of this class; None: all."""
-    start: Annotated[int, Field(ge=0)] = 0
+    start: NonNegativeInt = 0
     """Those from this place on: a message holds so many."""
 
 

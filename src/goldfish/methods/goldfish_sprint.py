@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from pydantic import Field
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from goldfish.hardware.gpu import to_cpu
@@ -77,7 +77,7 @@ class GoldfishSprintSettings(Settings):
     """Weight of the confusion loss in equation (6)."""
     mu_d: NonNegative = 1.0
     """Weight of the distillation loss in equation (6), in the sprint alone."""
-    neighbours: Annotated[int, Field(ge=0)] = 5
+    neighbours: NonNegativeInt = 5
     """Nearest remaining samples of its client by which a removed sample is unlearned: the more of
     them have its label, the less. 0: all are unlearned until they are known as little as a guess,
     which removes a backdoor more surely."""
@@ -92,7 +92,7 @@ class SprintSettings(GoldfishSettings):
     """Passes over the remaining data, or a part of one."""
     removed_passes: Positive = 1.0
     """Passes over the removed data in the meantime."""
-    neighbours: Annotated[int, Field(ge=0)] = 0
+    neighbours: NonNegativeInt = 0
     """As in :class:`GoldfishSprintSettings`."""
     unseen_losses: tuple[float | None, ...] = ()
     """The model's mean loss on unseen samples of each class, None where there is none; empty in
@@ -239,8 +239,7 @@ def neighbour_losses(removed: Examples, retained: Examples, neighbours: int) -> 
     if not inputs.is_floating_point():
         return torch.empty(0)
     rows = inputs.flatten(1)
-    nearest = rows.new_full((len(rows), 0), 0.0)
-    alike = labels.new_full((len(rows), 0), 0)
+    nearest, alike = rows.new_empty((len(rows), 0)), labels.new_empty((len(rows), 0))
     for places in torch.arange(len(retained)).split(READ_AT_ONCE):
         others, theirs = retained.batch(places)
         distances = torch.cat([nearest, torch.cdist(rows, others.flatten(1))], dim=1)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
@@ -52,7 +52,7 @@ class RapidRetrainSettings(Settings):
     """No gradient is multiplied by more than this, whatever the Fisher information says."""
     fisher_every: Count = 1
     """Measure the Fisher information each so many steps."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    warmup_steps: NonNegativeInt = 5
     """Plain steps of a client before its first preconditioned one."""
 
 
