@@ -288,6 +288,7 @@ def audit(
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
     workers: Workers = None,
+    compile_: Compile = False,
 ) -> None:
     """Compare a run's methods with retraining, sample by sample, over many models of each.
 
@@ -302,7 +303,7 @@ def audit(
     from goldfish.report.formatting import seconds
     from goldfish.results import read_run
 
-    machine = Machine(data_dir, resolve(device), workers)
+    machine = Machine(data_dir, resolve(device), workers, compiled=compile_)
     if run_dir is None or (run_dir / FILE).exists():
         if run_dir is None and find_project(Path()) is None:
             raise ConfigError(
