@@ -1,12 +1,14 @@
 """How much sooner than retraining the fast method is, and what it leaves behind.
 
     python benchmarks/fast.py --out DIR --data-dir DIR --device cuda --seconds 1500
+    python benchmarks/fast.py --out DIR --table
 
 A queue of runs, one for each dataset, number of clients, partition and seed; all methods of a run
-start from one origin. Each finished run adds one line a method to ``DIR/fast.csv``. The queue ends
-when its seconds are used up; the same command goes on where it ended, within a run too. Beside the
+start from one origin. Each finished run adds one line a method to ``DIR/fast.csv``. Beside the
 methods there is *retrain-short*: retraining with a cosine of its own over as many samples as the
-fast method took.
+fast method took. With ``--models N`` the first run of each setting is then audited with so many
+models a side (``DIR/distances.csv``). The queue ends when its seconds are used up; the same command
+goes on where it ended, within a run too. ``--table`` prints what is there as Markdown.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
+import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
+from scipy.stats import t as student
 
 import goldfish
+from goldfish.audits import read_audit
+from goldfish.experiments.audit import audit_run
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.engine import in_process
 from goldfish.experiments.evaluator import Evaluator
@@ -74,6 +80,10 @@ COLUMNS = (
     *("gap_to_retrain", "gap_to_retrain_low", "gap_to_retrain_high"),
     *("to_quality_seconds", "to_quality_samples"),
 )
+DISTANCES = (
+    *("dataset", "clients", "partition"),
+    *("method", "models", "removed", "unseen", "memory", "low", "high", "verdict"),
+)
 
 
 @dataclass(frozen=True)
@@ -108,13 +118,11 @@ class Cell:
         )
 
 
-def finish(cell: Cell, config: Config, out: Path, machine: Machine, until: float) -> bool:
-    """Run a cell, or go on with it; tell whether it was finished in time."""
-    if (out / "result.json").exists():
-        return True
-    for _ in run_experiment(config, out, machine, resume=True):
+def finish(name: str, steps: Iterable[object], until: float) -> bool:
+    """Go through the steps of a run or an audit; tell whether it was finished in time."""
+    for _ in steps:
         if time.monotonic() > until:
-            print(f"{cell.name}: to be continued")
+            print(f"{name}: to be continued")
             return False
     return True
 
@@ -176,25 +184,101 @@ def _line(final: Final, cost: Cost, rounds: int) -> dict[str, Any]:
     return line
 
 
-def add(table: Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """Append lines to the table; it begins with the names of the columns."""
+def distances(cell: Cell, out: Path) -> Iterator[dict[str, Any]]:
+    """Yield how far each method's models are from retrained ones, and these from each other."""
+    audit = read_audit(out)
+    if audit is None or audit.noise is None:
+        raise SystemExit(f"{out} was not audited.")
+    who = {"dataset": cell.dataset, "clients": cell.clients, "partition": cell.partition}
+    who["models"] = audit.models
+    yield {**who, "method": "oracles", **audit.noise.model_dump()}
+    for name, found in audit.methods.items():
+        line: dict[str, Any] = {"method": name, "verdict": found.word}
+        if found.distances is not None:
+            line |= found.distances.model_dump()
+        if found.memory is not None:
+            line |= found.memory.model_dump(include={"low", "high"})
+            line["memory"] = found.memory.value
+        yield {**who, **line}
+
+
+def add(table: Path, columns: Sequence[str], found: Iterable[Mapping[str, Any]]) -> None:
+    """Append lines to a table; it begins with the names of the columns."""
     new = not table.exists()
     with table.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, columns)
         if new:
             writer.writeheader()
         writer.writerows(found)
 
 
-def done(table: Path) -> set[str]:
-    """Return the names of the runs that the table has."""
+def read(table: Path) -> list[dict[str, str]]:
+    """Return the lines of a table; none where it is not there yet."""
     if not table.exists():
-        return set()
+        return []
     with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        Cell(r["dataset"], int(r["clients"]), r["partition"], int(r["seed"])).name for r in rows
-    }
+        return list(csv.DictReader(file))
+
+
+def markdown(folder: Path) -> Iterator[str]:
+    """Yield one table for each setting: means over its seeds, with a 95 % interval of the gap."""
+    measured = read(folder / "distances.csv")
+    settings = itertools.groupby(sorted(read(folder / "fast.csv"), key=_setting), key=_setting)
+    for setting, found in settings:
+        rows = list(found)
+        methods = list(dict.fromkeys(row["method"] for row in rows))
+        quality = {r["seed"]: r for r in rows if r["method"] == "retrain"}
+        yield f"{setting[0]}, {setting[1]} clients, {setting[2]}, {len(quality)} seeds"
+        yield ""
+        yield (
+            "| method | fewer samples | sooner | seconds | samples | rounds | MB | accuracy "
+            "| backdoor | gap | distance |"
+        )
+        yield "|---" * 11 + "|"
+        for method in methods:
+            own = [row for row in rows if row["method"] == method and row["seconds"]]
+            apart = [r for r in measured if _setting(r) == setting and r["method"] == method]
+            cells = _cells(own, quality, apart) if own else ["diverged", *[""] * 9]
+            yield f"| {method} | {' | '.join(cells)} |"
+        for noise in measured:
+            if _setting(noise) == setting and noise["method"] == "oracles":
+                yield "| oracles" + " |" * 10 + f" {_distance(noise)} |"
+        yield ""
+
+
+def _setting(row: Mapping[str, str]) -> tuple[str, int, str]:
+    return row["dataset"], int(row["clients"]), row["partition"]
+
+
+def _distance(row: Mapping[str, str]) -> str:
+    return f"{float(row['removed']):.2f} / {float(row['unseen']):.2f}"
+
+
+def _cells(
+    own: Sequence[Mapping[str, str]],
+    quality: Mapping[str, Mapping[str, str]],
+    apart: Sequence[Mapping[str, str]],
+) -> Iterator[str]:
+    """Yield the cells of one method, of the runs that did not diverge."""
+
+    def mean(column: str) -> float:
+        return statistics.mean(float(row[column]) for row in own)
+
+    for kind in ("samples", "seconds"):
+        ratios = [float(quality[r["seed"]][f"to_quality_{kind}"]) / float(r[kind]) for r in own]
+        yield f"{statistics.mean(ratios):.1f}" if own[0]["method"] != "origin" else ""
+    yield f"{mean('seconds'):.2f}"
+    yield f"{mean('samples'):,.0f}"
+    yield f"{mean('rounds'):.0f}"
+    yield f"{mean('bytes') / 1e6:.1f}"
+    yield f"{mean('accuracy'):.2f}"
+    yield f"{mean('backdoor'):.2f}"
+    gaps = [float(row["gap"]) for row in own]
+    wide = 0.0
+    if len(gaps) > 1:
+        wide = student.ppf(0.975, len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    yield f"{mean('gap'):+.3f} ± {wide:.3f}"
+    yield _distance(apart[0]) if apart else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -216,23 +300,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="of training and retraining, to try it")
+    parser.add_argument("--models", type=int, default=0, help="of an audit of the first seed")
+    parser.add_argument("--compile", action="store_true", help="compile the models")
+    parser.add_argument("--table", action="store_true", help="print what is there, as Markdown")
     options = parser.parse_args(arguments)
+    if options.table:
+        print("\n".join(markdown(options.out)))
+        return
     until = time.monotonic() + options.seconds
-    machine = Machine(data_dir=options.data_dir, device=options.device, elsewhere=True)
+    machine = Machine(options.data_dir, options.device, compiled=options.compile, elsewhere=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    table = options.out / "fast.csv"
-    queue = itertools.product(
-        range(options.seeds), options.datasets, options.clients, options.partitions
-    )
-    for seed, dataset, clients, partition in queue:
-        cell = Cell(dataset, clients, partition, seed)
+    runs, audits = options.out / "fast.csv", options.out / "distances.csv"
+    choices = (options.datasets, options.clients, options.partitions)
+    settings: list[tuple[str, int, str]] = list(itertools.product(*choices))
+    for seed, setting in itertools.product(range(options.seeds), settings):
+        cell = Cell(*setting, seed)
         config, out = cell.config(options.others, options.rounds), options.out / cell.name
-        if cell.name in done(table):
+        if any((*_setting(row), int(row["seed"])) == (*setting, seed) for row in read(runs)):
             continue
-        if time.monotonic() > until or not finish(cell, config, out, machine, until):
+        steps = run_experiment(config, out, machine, resume=True)
+        there = (out / "result.json").exists()
+        if time.monotonic() > until or not (there or finish(cell.name, steps, until)):
             return
-        add(table, list(lines(cell, config, out, machine)))
+        add(runs, COLUMNS, list(lines(cell, config, out, machine)))
         print(f"{cell.name}: done")
+    for setting in settings if options.models else ():
+        if any(_setting(row) == setting for row in read(audits)):
+            continue
+        cell = Cell(*setting, 0)
+        audit = audit_run(options.out / cell.name, machine, models=options.models)
+        if time.monotonic() > until or not finish(f"{cell.name}, audit", audit, until):
+            return
+        add(audits, DISTANCES, distances(cell, options.out / cell.name))
+        print(f"{cell.name}: audited")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The queue of ``benchmarks/fast.py``: it ends when its time is up and goes on from there."""
+"""``benchmarks/fast.py``: its queue ends when its time is up and goes on; its tables."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def test_the_queue_goes_on_where_it_ended_and_adds_each_run_once(
     """With no time at all it does not begin; with next to none it begins and does not end."""
     main = runpy.run_path(str(SCRIPT))["main"]
 
-    def queue(seconds: float) -> str:
+    def queue(seconds: float, *more: str) -> str:
         tiny = ["--datasets", "digits", "--clients", "5", "--partitions", "iid", "--seeds", "1"]
         few = ["--device", "cpu", "--others", "--rounds", "1"]
-        main(["--out", str(tmp_path), "--seconds", str(seconds), *tiny, *few])
+        main(["--out", str(tmp_path), "--seconds", str(seconds), *tiny, *few, *more])
         return capsys.readouterr().out
 
     assert queue(-1) == ""
@@ -32,3 +32,13 @@ def test_the_queue_goes_on_where_it_ended_and_adds_each_run_once(
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"origin", "retrain", "goldfish-sprint", "retrain-short"}
     assert all(float(row["samples"]) > 0 and row["gap"] for row in rows.values())
+    assert "digits-5-iid-0: audited" in queue(600, "--models", "4")
+    assert queue(600, "--models", "4") == ""
+    table = [line.strip("| ").split(" | ") for line in queue(600, "--table").splitlines()]
+    assert table[0] == ["digits, 5 clients, iid, 1 seeds"]
+    cells = {line[0]: line[1:] for line in table if len(line) > 1}
+    fast, retrain = rows["goldfish-sprint"], rows["retrain"]
+    sooner = float(retrain["to_quality_samples"]) / float(fast["samples"])
+    assert cells["goldfish-sprint"][0] == f"{sooner:.1f}"
+    assert cells["retrain"][6] == f"{float(retrain['accuracy']):.2f}"
+    assert all("/" in cells[name][-1] for name in ("origin", "goldfish-sprint", "retrain"))
