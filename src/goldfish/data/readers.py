@@ -28,7 +28,7 @@ _SHAPE = (-1, 3, 32, 32)
 _PIXELS = 3 * 32 * 32
 
 
-def read_digits() -> tuple[RawSplit, RawSplit]:
+def read_digits() -> list[RawSplit]:
     """Return scikit-learn's 1797 digits, enlarged to MNIST's size: a training and a test split.
 
     They are always the same; ids are scikit-learn's order.
@@ -44,11 +44,10 @@ def read_digits() -> tuple[RawSplit, RawSplit]:
         positions = (labels == digit).nonzero().flatten()
         shuffled = positions[torch.randperm(len(positions), generator=draw)]
         is_test[shuffled[: round(len(positions) * _TEST_SHARE)]] = True
-    train, test = (
+    return [
         RawSplit(images[mask], labels[mask], tuple(map(str, mask.nonzero().flatten().tolist())))
         for mask in (~is_test, is_test)
-    )
-    return train, test
+    ]
 
 
 @functools.cache

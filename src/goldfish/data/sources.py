@@ -51,7 +51,7 @@ def load(name: str, data_dir: Path | None = None, *, path: Path | None = None) -
     if name in FORMATS:
         if path is None:
             raise ConfigError(f"The dataset {name!r} needs a path: where your data is.")
-        first, second, names = FORMATS[name].read(path)
+        (first, second), names = FORMATS[name](path, ("train", "test"), None)
         return LabelledData(name, _own(first), _own(second), len(names), names)
     if name not in DATASETS:
         known = (*DATASETS, *FORMATS)
@@ -61,15 +61,11 @@ def load(name: str, data_dir: Path | None = None, *, path: Path | None = None) -
         raise ConfigError(f"The dataset {name!r} takes no path; {takers} do.")
     dataset = DATASETS[name]
     source, classes = dataset.source, dataset.classes
-    splits = (
-        source.read()
-        if isinstance(source, Installed)
-        else _read(name, source, classes, resolve_data_dir(data_dir, name))
-    )
-    train, test = (
-        TensorExamples(split.images, split.labels, split.ids, mean=dataset.mean, std=dataset.std)
-        for split in splits
-    )
+    if isinstance(source, Installed):
+        splits = source.read()
+    else:
+        splits = _read(name, source, classes, resolve_data_dir(data_dir, name))
+    train, test = (TensorExamples(*split, mean=dataset.mean, std=dataset.std) for split in splits)
     return LabelledData(name, train, test, len(classes), classes)
 
 
@@ -83,7 +79,7 @@ def load_half(
     if name not in FORMATS:
         hint = f"Data of one's own is one of {', '.join(FORMATS)}."
         raise ConfigError(unknown("kind of data", name, FORMATS, hint))
-    raw, names = FORMATS[name].read_half(path, split, class_names)
+    (raw,), names = FORMATS[name](path, (split,), class_names)
     return _own(raw), names
 
 
@@ -121,7 +117,7 @@ def resolve_data_dir(data_dir: Path | None = None, name: str = "NAME") -> Path:
 
 def _read(
     name: str, source: Published, classes: Sequence[str], data_dir: Path
-) -> tuple[RawSplit, RawSplit]:
+) -> Sequence[RawSplit]:
     """Read the files of a published dataset; an error says which one to fetch again."""
     layout, missing = source.find(data_dir)
     if missing:
@@ -131,12 +127,9 @@ def _read(
             f"${ENVIRONMENT_VARIABLE}."
         )
     try:
-        train, test = (
-            _read_parts(layout, p, data_dir, classes) for p in (layout.train, layout.test)
-        )
+        return [_read_parts(layout, p, data_dir, classes) for p in (layout.train, layout.test)]
     except DataError as error:
         raise DataError(f"{error} Delete it and run 'goldfish data fetch {name}'.") from error
-    return train, test
 
 
 def _read_parts(
@@ -158,6 +151,6 @@ def _read_parts(
 
 def _own(split: RawSplit) -> TensorExamples:
     if split.images.dtype != torch.uint8:
-        return TensorExamples(split.images, split.labels, split.ids)
+        return TensorExamples(*split)
     middle = (_MIDDLE,) * split.images.shape[1]
-    return TensorExamples(split.images, split.labels, split.ids, mean=middle, std=middle)
+    return TensorExamples(*split, mean=middle, std=middle)
