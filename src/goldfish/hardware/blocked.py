@@ -30,7 +30,7 @@ _NATIVE_PREDICTING = 1
 """Threads up to which compiled code, which has one, is faster than oneDNN's: see performance.md."""
 
 _LARGE = 1e30
-"""Far below the largest float32: see :func:`_stays_finite`."""
+"""Far below the largest float32: see :func:`_blocks_suit`."""
 
 _pooling = attrgetter(
     *("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
@@ -72,7 +72,7 @@ class BlockedFeatures(nn.Sequential):
         convolutions = None if _is_traced(inputs) else _usual(layers[:first])
         features = None
         if convolutions is not None and _plain(inputs, convolutions):
-            if self._native and _is_faster():
+            if self._native:
                 features = _compiled(inputs, convolutions)
             if features is None and _blocks_suit(inputs, convolutions):
                 features = _in_blocks(inputs, convolutions)
@@ -98,20 +98,14 @@ def compiled_early(factory: ModelFactory) -> ModelFactory:
     return build
 
 
-def _is_faster() -> bool:
-    """Tell whether compiled code is faster than operations that share their work on threads."""
-    most = _NATIVE_TRAINING if torch.is_grad_enabled() else _NATIVE_PREDICTING
-    return torch.get_num_threads() <= most
-
-
 def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | None:
-    """Return the features by compiled code; None where there is none."""
-    images = inputs
+    """Return the features by compiled code; None where there is none, or threads are faster."""
+    most = _NATIVE_TRAINING if torch.is_grad_enabled() else _NATIVE_PREDICTING
+    if torch.get_num_threads() > most:
+        return None
+    images: Tensor | None = inputs
     for layer in convolutions:
-        pooled = conv_pool(images, layer)
-        if pooled is None:
-            return None
-        images = pooled
+        images = None if images is None else conv_pool(images, layer)
     return images
 
 
@@ -159,15 +153,6 @@ def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
     return convolutions
 
 
-def _available() -> bool:
-    """Tell whether this process can use the layout, and have it keep memory for it."""
-    return (
-        _X86
-        and torch.backends.mkldnn.is_available()
-        and keep_freed_memory()  # new pages for its large blocks would cost more than they save
-    )
-
-
 def _on_cpu(tensors: Iterable[Tensor]) -> bool:
     return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
@@ -189,18 +174,16 @@ def _plain(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
     )
 
 
-def _blocks_suit(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
-    """Tell whether the layout gives the bits of PyTorch's own layers for plain inputs."""
-    return _available() and _stays_finite(_read(inputs, convolutions))
-
-
 @torch.no_grad()
-def _stays_finite(read: Sequence[Tensor]) -> bool:
-    """Tell whether no convolution can overflow; oneDNN's pooling drops what is not a number.
+def _blocks_suit(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
+    """Tell whether the layout can be used, and gives the bits of PyTorch's own layers.
 
-    A weighted sum is at most the product of the norms of weights and values (Cauchy and Schwarz),
-    and the values that one of the next layer reads have a norm of at most the largest of them
-    times the root of their number. ``_LARGE`` leaves room for these roots.
+    No convolution may overflow: oneDNN's pooling drops what is not a number. A weighted sum is at
+    most the product of the norms of weights and values (Cauchy and Schwarz), and the values that
+    one of the next layer reads have a norm of at most the largest of them times the root of their
+    number. ``_LARGE`` leaves room for these roots.
     """
-    bound = math.prod(1 + norm.item() for norm in torch._foreach_norm(list(read)))
-    return bound < _LARGE
+    if not (_X86 and torch.backends.mkldnn.is_available() and keep_freed_memory()):
+        return False  # new pages for its large blocks would cost more than they save
+    norms = torch._foreach_norm(_read(inputs, convolutions))
+    return math.prod(1 + norm.item() for norm in norms) < _LARGE
