@@ -17,7 +17,6 @@ from goldfish.errors import ConfigError, DataError, unknown
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 18
 
-
 OnBytes = Callable[[int, int], None]
 
 
@@ -96,8 +95,7 @@ def _download(url: str, part: Path, progress: OnBytes | None) -> None:
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
             error.close()
-            part.touch()  # nothing is left to download
-            return
+            return  # nothing is left to download
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
