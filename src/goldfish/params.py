@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -33,9 +32,9 @@ class RowParams(Mapping[str, Tensor]):
         self.shapes = shapes
 
     @property
-    @abstractmethod
     def rows(self) -> Mapping[torch.dtype, Tensor]:
         """All values, in the order of the names; not to be changed."""
+        return flatten(dict(self))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -79,11 +78,6 @@ class ShortenedParams(RowParams):
     def __init__(self, start: Params, params: Params, share: float) -> None:
         super().__init__(shapes_of(params))
         self._start, self._params, self._share = start, params, share
-
-    @property
-    def rows(self) -> Mapping[torch.dtype, Tensor]:
-        """All values, in the order of the names."""
-        return flatten(dict(self))
 
     def __getitem__(self, name: str) -> Tensor:
         end = self._params[name]

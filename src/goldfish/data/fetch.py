@@ -21,11 +21,7 @@ OnBytes = Callable[[int, int], None]
 
 
 def fetch(
-    name: str,
-    data_dir: Path,
-    *,
-    base_url: str | None = None,
-    progress: OnBytes | None = None,
+    name: str, data_dir: Path, *, base_url: str | None = None, progress: OnBytes | None = None
 ) -> Path:
     """Download a dataset into its folder under ``data_dir`` and return that folder.
 

@@ -16,9 +16,7 @@ from goldfish.types import Client, DeletionRequest, Examples
 
 
 def split(
-    client: Client,
-    requests: Sequence[DeletionRequest],
-    honoured: Sequence[DeletionRequest] = (),
+    client: Client, requests: Sequence[DeletionRequest], honoured: Sequence[DeletionRequest] = ()
 ) -> Client:
     """Return the client with its data split into retained, removed and gone.
 
