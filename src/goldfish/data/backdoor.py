@@ -10,8 +10,6 @@ from torch import Tensor
 from goldfish.data.examples import TensorExamples
 from goldfish.errors import ConfigError, DataError
 
-BRIGHTEST = 255
-
 
 @dataclass(frozen=True)
 class Backdoor:
@@ -52,7 +50,7 @@ class Backdoor:
                 f"A backdoor of {self.size} pixels does not fit into images of {height}x{width}."
             )
         stamped = images.clone()
-        stamped[:, :, -self.size :, -self.size :] = BRIGHTEST
+        stamped[:, :, -self.size :, -self.size :] = 255
         return stamped
 
 

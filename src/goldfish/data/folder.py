@@ -38,12 +38,11 @@ def read_image_folder(
     for split in splits:
         strange = set(_class_names(path / split)) - set(names)
         if strange:
-            problem = (
-                f"this class has no folder in {path / splits[0]}"
-                if class_names is None
-                else f"the federation has no such class, but {listed(names)}"
-            )
-            raise DataError(f"{path / split / min(strange)}: {problem}.")
+            place = path / split / min(strange)
+            if class_names is None:
+                raise DataError(f"{place}: this class has no folder in {path / splits[0]}.")
+            known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise DataError(f"{place}: the federation has no such class, but {known}.")
     files = [_image_files(path / split) for split in splits]
     images = torch.from_numpy(_stack([file for part in files for file in part]))
     parts = [
@@ -57,24 +56,18 @@ def read_image_folder(
     return parts, names
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return some names in a row."""
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-
-
 def _stack(files: Sequence[Path]) -> npt.NDArray[np.uint8]:
     """Read images of one size into one array, ``[N, C, H, W]``."""
     arrays = {file: _read_image(file) for file in files}
-    first = files[0]
-    size = arrays[first].shape[:2]
+    height, width, _ = arrays[files[0]].shape
     for file, array in arrays.items():
-        if array.shape[:2] != size:
+        if array.shape[:2] != (height, width):
             raise DataError(
-                f"{file}: {_size(array)} pixels, but {first} has {_size(arrays[first])}. All "
-                "images need one size; resize them first."
+                f"{file}: {array.shape[1]}x{array.shape[0]} pixels, but {files[0]} has "
+                f"{width}x{height}. All images need one size; resize them first."
             )
-    channels = max(array.shape[2] for array in arrays.values())
-    stacked = np.stack([np.broadcast_to(array, (*size, channels)) for array in arrays.values()])
+    shape = height, width, max(array.shape[2] for array in arrays.values())
+    stacked = np.stack([np.broadcast_to(array, shape) for array in arrays.values()])
     return np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
 
 
@@ -148,10 +141,6 @@ def _read_image(path: Path) -> npt.NDArray[np.uint8]:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: cannot be read as an image ({error}).") from error
     return pixels.reshape(*pixels.shape[:2], _GRAY if gray else _RGB)
-
-
-def _size(array: npt.NDArray[np.uint8]) -> str:
-    return f"{array.shape[1]}x{array.shape[0]}"
 
 
 def _npz_split(path: Path, arrays: dict[str, npt.NDArray[np.generic]], split: str) -> RawSplit:

@@ -17,8 +17,6 @@ from goldfish.errors import ConfigError, DataError, unknown
 
 ENVIRONMENT_VARIABLE = "GOLDFISH_DATA"
 
-_MIDDLE = 0.5  # mean and std of images that nobody has measured: [0, 1] becomes [-1, 1]
-
 
 @dataclass(frozen=True)
 class LabelledData:
@@ -152,5 +150,5 @@ def _read_parts(
 def _own(split: RawSplit) -> TensorExamples:
     if split.images.dtype != torch.uint8:
         return TensorExamples(*split)
-    middle = (_MIDDLE,) * split.images.shape[1]
+    middle = (0.5,) * split.images.shape[1]  # nobody has measured them: [0, 1] becomes [-1, 1]
     return TensorExamples(*split, mean=middle, std=middle)
