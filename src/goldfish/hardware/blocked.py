@@ -45,7 +45,7 @@ _hooks = attrgetter(
 
 
 class BlockedFeatures(nn.Sequential):
-    """Layers that begin with convolution, ReLU and 2 x 2 max-pooling, ``repeats`` times.
+    """Layers that begin with convolution, ReLU and 2 x 2 max-pooling, and these three once more.
 
     It computes what ``nn.Sequential`` does, to the bit, and once compiled but for the last bits.
     Gradients of gradients need PyTorch's own layers:
@@ -53,10 +53,6 @@ class BlockedFeatures(nn.Sequential):
     """
 
     _native = False
-
-    def __init__(self, *layers: nn.Module, repeats: int) -> None:
-        super().__init__(*layers)
-        self._repeats = repeats
 
     def compile(self, *options: Any, **named: Any) -> None:
         """Compile the layers: on a CPU by :mod:`goldfish.hardware.native`, else by PyTorch."""
@@ -67,9 +63,8 @@ class BlockedFeatures(nn.Sequential):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the layers make of the inputs."""
-        layers = list(self)
-        first = 3 * self._repeats
-        convolutions = None if _is_traced(inputs) else _usual(layers[:first])
+        layers, others = list(self)[:6], list(self)[6:]
+        convolutions = None if _is_traced(inputs) else _usual(layers)
         features = None
         if convolutions is not None and _plain(inputs, convolutions):
             if self._native:
@@ -78,7 +73,7 @@ class BlockedFeatures(nn.Sequential):
                 features = _in_blocks(inputs, convolutions)
         if features is None:
             return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
-        for following in layers[first:]:
+        for following in others:
             features = following(features)
         return features
 

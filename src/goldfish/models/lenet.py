@@ -38,7 +38,7 @@ class _LeNet(BlockedFeatures):
         ]
         for inputs, outputs in pairwise([16 * side * side, *hidden]):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        super().__init__(*layers, nn.Linear(hidden[-1], num_classes), repeats=2)
+        super().__init__(*layers, nn.Linear(hidden[-1], num_classes))
 
 
 class LeNet5(_LeNet):
