@@ -108,14 +108,9 @@ def _in_blocks(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
     """Return the features by oneDNN's operations, which pass images on in oneDNN's own layout."""
     images = inputs.to_mkldnn()
     for layer in convolutions:
+        padding = cast("tuple[int, int]", layer.padding)
         images = torch.mkldnn_convolution(
-            images,
-            layer.weight,
-            layer.bias,
-            cast("tuple[int, int]", layer.padding),
-            layer.stride,
-            layer.dilation,
-            layer.groups,
+            images, layer.weight, layer.bias, padding, layer.stride, layer.dilation, layer.groups
         )
         # ReLU and maximum may change places: fewer numbers are left for the second.
         images = torch.relu(torch.mkldnn_max_pool2d(images, 2, 2))

@@ -145,13 +145,8 @@ def _compile(layer: Layer) -> ctypes.CDLL:
     written = files("goldfish.hardware") / "conv_pool.c"
     with as_file(written) as source, tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "conv_pool.so"
-        done = subprocess.run(  # noqa: S603
-            [*command, *FLAGS, *sizes, str(source), "-o", str(library)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        call = [*command, *FLAGS, *sizes, str(source), "-o", str(library)]
+        done = subprocess.run(call, capture_output=True, text=True, errors="replace")  # noqa: S603
         if done.returncode:
             reason = done.stderr.strip().partition("\n")[0]
             raise OSError(f"{shlex.join(command)} failed: {reason}")
