@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeAlias
@@ -33,14 +32,9 @@ class RowParams(Mapping[str, Tensor]):
         self.shapes = shapes
 
     @property
-    @abstractmethod
     def rows(self) -> Mapping[torch.dtype, Tensor]:
         """All values, in the order of the names; not to be changed."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the values take."""
-        return sum(shape.numel() * dtype.itemsize for shape, dtype in self.shapes.values())
+        return flatten(dict(self))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
@@ -84,11 +78,6 @@ class ShortenedParams(RowParams):
     def __init__(self, start: Params, params: Params, share: float) -> None:
         super().__init__(shapes_of(params))
         self._start, self._params, self._share = start, params, share
-
-    @property
-    def rows(self) -> Mapping[torch.dtype, Tensor]:
-        """All values, in the order of the names."""
-        return flatten({name: self[name] for name in self.shapes})
 
     def __getitem__(self, name: str) -> Tensor:
         end = self._params[name]
@@ -196,12 +185,12 @@ def trimmed_mean(all_params: Sequence[Params], cut: int) -> Params:
 
 def add(a: Params, b: Params) -> Params:
     """Return ``a + b``."""
-    return _elementwise(lambda x, y: x + y, a, b)
+    return {n: t + b[n] if t.is_floating_point() else t for n, t in a.items()}
 
 
 def subtract(a: Params, b: Params) -> Params:
     """Return ``a - b``."""
-    return _elementwise(lambda x, y: x - y, a, b)
+    return {n: t - b[n] if t.is_floating_point() else t for n, t in a.items()}
 
 
 def scale(params: Params, factor: float) -> Params:
@@ -234,9 +223,7 @@ def largest_change(before: Params, after: Params) -> float:
 
 def num_bytes(params: Params) -> int:
     """Return how many bytes the parameters hold."""
-    if isinstance(params, RowParams):
-        return params.nbytes
-    return sum(t.nbytes for t in params.values())
+    return sum(shape.numel() * dtype.itemsize for shape, dtype in shapes_of(params).values())
 
 
 @one_thread()
@@ -255,7 +242,3 @@ def digest(params: Params) -> str:
         state.update(f"{name}:{t.dtype}:{tuple(t.shape)}\n".encode())
         state.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
-
-
-def _elementwise(op: Callable[[Tensor, Tensor], Tensor], a: Params, b: Params) -> Params:
-    return {n: op(t, b[n]) if t.is_floating_point() else t for n, t in a.items()}

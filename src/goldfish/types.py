@@ -34,7 +34,6 @@ S = TypeVar("S", bound=Settings)
 ModelFactory: TypeAlias = Callable[[], nn.Module]
 """Builds a new model with newly initialised weights and buffers at each call."""
 
-
 Key: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 """A salted digest of a sample's id."""
 

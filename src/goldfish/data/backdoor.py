@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from goldfish.data.examples import TensorExamples
+from goldfish.data.examples import Subset, TensorExamples
 from goldfish.errors import ConfigError, DataError
-
-BRIGHTEST = 255
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Backdoor:
                 f"A backdoor of {self.size} pixels does not fit into images of {height}x{width}."
             )
         stamped = images.clone()
-        stamped[:, :, -self.size :, -self.size :] = BRIGHTEST
+        stamped[:, :, -self.size :, -self.size :] = 255
         return stamped
 
 
@@ -93,13 +91,9 @@ def triggered_test(examples: TensorExamples, backdoor: Backdoor) -> TensorExampl
     if len(positions) == 0:
         wanted = "another class" if backdoor.source is None else f"class {backdoor.source}"
         raise DataError(f"There is no test image of {wanted} to put a trigger on.")
-    return TensorExamples(
-        _visibly_stamped(examples.images[positions], backdoor),
-        examples.labels[positions],
-        [examples.ids[position] for position in positions.tolist()],
-        mean=examples.mean,
-        std=examples.std,
-    )
+    images = _visibly_stamped(examples.images[positions], backdoor)
+    part = Subset(examples, positions)
+    return TensorExamples(images, part.labels, part.ids, mean=examples.mean, std=examples.std)
 
 
 def _check_target(examples: TensorExamples, backdoor: Backdoor) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from goldfish.data import folder
-from goldfish.data.folder import RawSplit
+from goldfish.data.folder import RawSplit, read_image_folder, read_npz
 from goldfish.data.readers import read_cifar_binary, read_cifar_pickle, read_digits, read_idx
 
 
@@ -69,7 +68,7 @@ class Installed:
     """Data that comes with a Python package."""
 
     package: str
-    read: Callable[[], tuple[RawSplit, RawSplit]]
+    read: Callable[[], Sequence[RawSplit]]
     """Returns the training and the test split."""
 
 
@@ -84,16 +83,6 @@ class Dataset:
     """Standard deviation of each channel, in the same way."""
     classes: tuple[str, ...]
     """The names of the classes, in the order of the labels."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format that your own data may have, at a path of your choice."""
-
-    read: Callable[[Path], tuple[RawSplit, RawSplit, tuple[str, ...]]]
-    """Returns the training split, the test split and the names of the classes."""
-    read_half: Callable[[Path, str, Sequence[str] | None], tuple[RawSplit, tuple[str, ...]]]
-    """Called with "train" or "test", and the names of the classes where they are known."""
 
 
 def _idx(folder: str, url: str, *md5: str) -> Published:
@@ -205,8 +194,8 @@ DATASETS: dict[str, Dataset] = {
 }
 """The datasets by name."""
 
-FORMATS: dict[str, Format] = {
-    "image-folder": Format(folder.read_image_folder, folder.read_image_folder_half),
-    "npz": Format(folder.read_npz, folder.read_npz_half),
-}
-"""The formats of your own data by name."""
+FORMATS: dict[
+    str,
+    Callable[[Path, Sequence[str], Sequence[str] | None], tuple[list[RawSplit], tuple[str, ...]]],
+] = {"image-folder": read_image_folder, "npz": read_npz}
+"""The formats of your own data by name: each reads the splits that are named, at a path."""

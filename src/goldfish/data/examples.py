@@ -42,18 +42,14 @@ class TensorExamples:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
-        _check_images(images)
-        _check_labels(labels, len(images))
+        _check(images, labels)
         self.images = images
         self.labels = labels.to(images.device, torch.int64)
         self.ids = _checked_ids(ids, len(images))
-        self.mean, self.std = _checked_normalisation(images, mean, std)
+        self.mean = None if mean is None else tuple(mean)
+        self.std = None if std is None else tuple(std)
+        self._scale = _checked_scale(images, self.mean, self.std)
         self._prepared: Tensor | None = None
-        self._scale: Tensor | None = None
-        if self.mean is not None and self.std is not None:
-            per_channel = (-1,) + (1,) * (images.dim() - 2)
-            scale = torch.tensor([self.mean, self.std], device=images.device)
-            self._scale = scale.view(2, *per_channel)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -215,29 +211,24 @@ def _are_token_ids(inputs: Tensor) -> bool:
     return not numbers and inputs.dtype not in (torch.uint8, torch.bool)
 
 
-def _check_images(images: Tensor) -> None:
-    shape = list(images.shape)
-    if images.dtype == torch.uint8:
-        if images.dim() != 4:
-            raise DataError(f"uint8 images need the shape [N, C, H, W], not {shape}.")
-    elif images.dtype != torch.float32 and not _are_token_ids(images):
+def _check(images: Tensor, labels: Tensor) -> None:
+    if images.dtype == torch.uint8 and images.dim() != 4:
+        raise DataError(f"uint8 images need the shape [N, C, H, W], not {list(images.shape)}.")
+    if images.dtype not in (torch.uint8, torch.float32) and not _are_token_ids(images):
         raise DataError(
             f"Inputs need uint8 (images), float32 or another integer type (token ids), not "
             f"{images.dtype}. Convert them first."
         )
-    elif images.dim() < 2:
-        raise DataError(f"{images.dtype} inputs need the shape [N, ...], not {shape}.")
-
-
-def _check_labels(labels: Tensor, count: int) -> None:
+    if images.dim() < 2:
+        raise DataError(f"{images.dtype} inputs need the shape [N, ...], not {list(images.shape)}.")
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():
         raise DataError(
             f"Labels need to be one integer a sample, not {labels.dtype} of shape "
             f"{list(labels.shape)}."
         )
-    if len(labels) != count:
-        raise DataError(f"There are {count} images but {len(labels)} labels.")
-    if count and int(labels.min()) < 0:
+    if len(labels) != len(images):
+        raise DataError(f"There are {len(images)} images but {len(labels)} labels.")
+    if len(labels) and int(labels.min()) < 0:
         raise DataError(f"Labels count from 0; there is a label {int(labels.min())}.")
 
 
@@ -254,11 +245,12 @@ def _checked_ids(ids: Sequence[str] | None, count: int) -> Sequence[str]:
     return tuple(ids)
 
 
-def _checked_normalisation(
-    images: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+def _checked_scale(
+    images: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None
+) -> Tensor | None:
+    """Return mean and std of the channels as a tensor that fits the images of a batch."""
     if mean is None and std is None:
-        return None, None
+        return None
     if mean is None or std is None:
         raise DataError("mean and std belong together: give both or neither.")
     if _are_token_ids(images):
@@ -270,8 +262,9 @@ def _checked_normalisation(
             f"not {len(mean)} and {len(std)}."
         )
     if min(std) <= 0:
-        raise DataError(f"std must be above 0, not {tuple(std)}.")
-    return tuple(mean), tuple(std)
+        raise DataError(f"std must be above 0, not {std}.")
+    scale = torch.tensor([mean, std], device=images.device)
+    return scale.view(2, channels, *[1] * (images.dim() - 2))
 
 
 def _checked_positions(positions: Tensor | Sequence[int], count: int) -> Tensor:

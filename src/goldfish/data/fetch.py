@@ -17,16 +17,11 @@ from goldfish.errors import ConfigError, DataError, unknown
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 18
 
-
 OnBytes = Callable[[int, int], None]
 
 
 def fetch(
-    name: str,
-    data_dir: Path,
-    *,
-    base_url: str | None = None,
-    progress: OnBytes | None = None,
+    name: str, data_dir: Path, *, base_url: str | None = None, progress: OnBytes | None = None
 ) -> Path:
     """Download a dataset into its folder under ``data_dir`` and return that folder.
 
@@ -96,8 +91,7 @@ def _download(url: str, part: Path, progress: OnBytes | None) -> None:
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
             error.close()
-            part.touch()  # nothing is left to download
-            return
+            return  # nothing is left to download
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:

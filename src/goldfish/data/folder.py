@@ -5,8 +5,8 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _GRAY, _RGB = 1, 3
 
 
-@dataclass(frozen=True)
-class RawSplit:
+class RawSplit(NamedTuple):
     """Images ``[N, ...]`` (uint8 ``[N, C, H, W]`` or float32), labels, and ids where known."""
 
     images: Tensor
@@ -28,95 +27,67 @@ class RawSplit:
     ids: tuple[str, ...] | None
 
 
-def read_image_folder(path: Path) -> tuple[RawSplit, RawSplit, tuple[str, ...]]:
-    """Read ``path/train/CLASS/*`` and ``path/test/CLASS/*``; return both and the class names."""
-    class_names = _class_names(path / "train")
-    unknown_classes = set(_class_names(path / "test")) - set(class_names)
-    if unknown_classes:
-        raise DataError(
-            f"{path / 'test' / min(unknown_classes)}: this class has no folder in {path / 'train'}."
+def read_image_folder(
+    path: Path, splits: Sequence[str], class_names: Sequence[str] | None = None
+) -> tuple[list[RawSplit], tuple[str, ...]]:
+    """Read ``path/SPLIT/CLASS/*`` of each split; return them and the class names.
+
+    ``class_names`` are those of all machines, in order; by default those of the first split.
+    """
+    names = _class_names(path / splits[0]) if class_names is None else tuple(class_names)
+    for split in splits:
+        strange = set(_class_names(path / split)) - set(names)
+        if strange:
+            place = path / split / min(strange)
+            if class_names is None:
+                raise DataError(f"{place}: this class has no folder in {path / splits[0]}.")
+            known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+            raise DataError(f"{place}: the federation has no such class, but {known}.")
+    files = [_image_files(path / split) for split in splits]
+    images = torch.from_numpy(_stack([file for part in files for file in part]))
+    parts = [
+        RawSplit(
+            pixels,
+            torch.tensor([names.index(file.parent.name) for file in part]),
+            tuple(f"{file.parent.name}/{file.name}" for file in part),
         )
-    files = {split: _image_files(path / split) for split in ("train", "test")}
-    stacked = _stack([file for split in files.values() for file in split])
-    place = len(files["train"])
-    train = _folder_split(stacked[:place], files["train"], class_names)
-    return train, _folder_split(stacked[place:], files["test"], class_names), class_names
-
-
-def read_image_folder_half(
-    path: Path, split: str, class_names: Sequence[str] | None = None
-) -> tuple[RawSplit, tuple[str, ...]]:
-    """Read ``path/SPLIT/CLASS/*`` alone; ``class_names`` are those of all machines, in order."""
-    own = _class_names(path / split)
-    names = own if class_names is None else tuple(class_names)
-    strange = sorted(set(own) - set(names))
-    if strange:
-        raise DataError(
-            f"{path / split / strange[0]}: the federation has no such class, but {listed(names)}."
-        )
-    files = _image_files(path / split)
-    return _folder_split(_stack(files), files, names), names
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return some names in a row."""
-    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        for pixels, part in zip(images.split([len(part) for part in files]), files, strict=True)
+    ]
+    return parts, names
 
 
 def _stack(files: Sequence[Path]) -> npt.NDArray[np.uint8]:
-    """Read images of one size into one array, ``[N, H, W, C]``."""
+    """Read images of one size into one array, ``[N, C, H, W]``."""
     arrays = {file: _read_image(file) for file in files}
-    first = files[0]
-    size = arrays[first].shape[:2]
+    height, width, _ = arrays[files[0]].shape
     for file, array in arrays.items():
-        if array.shape[:2] != size:
+        if array.shape[:2] != (height, width):
             raise DataError(
-                f"{file}: {_size(array)} pixels, but {first} has {_size(arrays[first])}. All "
-                "images need one size; resize them first."
+                f"{file}: {array.shape[1]}x{array.shape[0]} pixels, but {files[0]} has "
+                f"{width}x{height}. All images need one size; resize them first."
             )
-    channels = max(array.shape[2] for array in arrays.values())
-    return np.stack([np.broadcast_to(arrays[file], (*size, channels)) for file in files])
+    shape = height, width, max(array.shape[2] for array in arrays.values())
+    stacked = np.stack([np.broadcast_to(array, shape) for array in arrays.values()])
+    return np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
 
 
-def _folder_split(
-    stacked: npt.NDArray[np.uint8], files: Sequence[Path], class_names: Sequence[str]
-) -> RawSplit:
-    return RawSplit(
-        torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))),
-        torch.tensor([class_names.index(file.parent.name) for file in files]),
-        tuple(f"{file.parent.name}/{file.name}" for file in files),
-    )
+def read_npz(
+    path: Path, splits: Sequence[str], class_names: Sequence[str] | None = None
+) -> tuple[list[RawSplit], tuple[str, ...]]:
+    """Read ``x_SPLIT``, ``y_SPLIT`` (and ``ids_SPLIT``) of an npz file, which may have others.
 
-
-def read_npz(path: Path) -> tuple[RawSplit, RawSplit, tuple[str, ...]]:
-    """Read ``x_train``, ``y_train``, ``x_test``, ``y_test`` (and ``ids_train``) of an npz file.
-
-    Return both splits and the names of the classes, which are their numbers.
+    Return the splits and the names of the classes: ``class_names``, those of all machines, in
+    order; by default their numbers.
     """
-    arrays = _npz_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
-    train, test = (_npz_split(path, arrays, split) for split in ("train", "test"))
-    if train.images.shape[1:] != test.images.shape[1:] or train.images.dtype != test.images.dtype:
+    arrays = _npz_arrays(path, [f"{kind}_{split}" for split in splits for kind in "xy"])
+    parts = [_npz_split(path, arrays, split) for split in splits]
+    if len({(part.images.shape[1:], part.images.dtype) for part in parts}) > 1:
         raise DataError(f"{path}: x_train and x_test differ in the shape or type of a sample.")
-    return train, test, _numbers(max(int(train.labels.max()), int(test.labels.max())))
-
-
-def read_npz_half(
-    path: Path, split: str, class_names: Sequence[str] | None = None
-) -> tuple[RawSplit, tuple[str, ...]]:
-    """Read ``x_SPLIT``, ``y_SPLIT`` (and ``ids_SPLIT``) of an npz file that may have no others.
-
-    ``class_names`` are those of all machines, in order.
-    """
-    half = _npz_split(path, _npz_arrays(path, (f"x_{split}", f"y_{split}")), split)
-    most = int(half.labels.max())
-    names = tuple(class_names or _numbers(most))
+    most = max(int(part.labels.max()) for part in parts)
+    names = tuple(class_names or map(str, range(most + 1)))
     if most >= len(names):
         raise DataError(f"{path}: has the label {most}, but the federation {len(names)} classes.")
-    return half, names
-
-
-def _numbers(most: int) -> tuple[str, ...]:
-    return tuple(str(label) for label in range(most + 1))
+    return parts, names
 
 
 def _npz_arrays(path: Path, needed: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
@@ -170,10 +141,6 @@ def _read_image(path: Path) -> npt.NDArray[np.uint8]:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: cannot be read as an image ({error}).") from error
     return pixels.reshape(*pixels.shape[:2], _GRAY if gray else _RGB)
-
-
-def _size(array: npt.NDArray[np.uint8]) -> str:
-    return f"{array.shape[1]}x{array.shape[0]}"
 
 
 def _npz_split(path: Path, arrays: dict[str, npt.NDArray[np.generic]], split: str) -> RawSplit:

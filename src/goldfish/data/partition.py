@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from goldfish.data.examples import Subset
 from goldfish.errors import ConfigError, DataError, unknown
@@ -40,9 +39,8 @@ class Partition:
         for client_id, sample_ids in self.clients.items():
             if not sample_ids:
                 raise DataError(f"Client {client_id!r} has no samples; leave it out.")
-        count = sum(len(sample_ids) for sample_ids in self.clients.values())
         held = Counter(id_ for sample_ids in self.clients.values() for id_ in sample_ids)
-        if len(held) != count:
+        if len(held) != held.total():
             repeated = held.most_common(1)[0][0]
             raise DataError(f"Sample {repeated!r} is held more than once in the partition.")
 
@@ -89,7 +87,18 @@ def partition(
     random numbers. ``dirichlet``: each class in shares drawn from a Dirichlet distribution; the
     smaller ``alpha``, the fewer classes a client sees. Every client gets at least one sample.
     """
-    _check(len(examples), clients, kind, alpha)
+    kinds = get_args(Kind)
+    if kind not in kinds:
+        hint = f"Choose one of {', '.join(kinds)}."
+        raise ConfigError(unknown("partition", kind, kinds, hint))
+    if clients < 1:
+        raise ConfigError(f"A federation needs at least 1 client, not {clients}.")
+    if clients > len(examples):
+        raise ConfigError(
+            f"{len(examples)} samples are too few for {clients} clients; each needs at least one."
+        )
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ConfigError(f"alpha must be a number above 0, not {alpha}.")
     rng = np.random.default_rng(derive_seed(seed, "partition", kind))
     order = rng.permutation(len(examples))
     if kind == "dirichlet":
@@ -100,14 +109,11 @@ def partition(
         sizes = 1 + _apportion(len(examples) - clients, shares / shares.sum())
         owners = np.repeat(np.arange(clients), sizes)
     ids = examples.ids
-    return Partition(
-        kind,
-        seed,
-        {
-            f"client-{client + 1}": tuple(ids[position] for position in order[owners == client])
-            for client in range(clients)
-        },
-    )
+    held = {
+        f"client-{client + 1}": tuple(ids[position] for position in order[owners == client])
+        for client in range(clients)
+    }
+    return Partition(kind, seed, held)
 
 
 def explicit(source: Mapping[str, Sequence[str]] | Path) -> Partition:
@@ -141,24 +147,8 @@ def split(examples: Examples, partition: Partition) -> dict[str, Subset]:
                 f"The partition gives {client_id!r} {len(missing)} samples that the data does not "
                 f"have, such as {', '.join(map(repr, missing[:3]))}. Was it made for other data?"
             )
-        positions = torch.tensor([position_of[id_] for id_ in sample_ids])
-        parts[client_id] = Subset(examples, positions)
+        parts[client_id] = Subset(examples, [position_of[id_] for id_ in sample_ids])
     return parts
-
-
-def _check(samples: int, clients: int, kind: str, alpha: float) -> None:
-    kinds = get_args(Kind)
-    if kind not in kinds:
-        hint = f"Choose one of {', '.join(kinds)}."
-        raise ConfigError(unknown("partition", kind, kinds, hint))
-    if clients < 1:
-        raise ConfigError(f"A federation needs at least 1 client, not {clients}.")
-    if clients > samples:
-        raise ConfigError(
-            f"{samples} samples are too few for {clients} clients; each needs at least one."
-        )
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ConfigError(f"alpha must be a number above 0, not {alpha}.")
 
 
 def _apportion(total: int, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

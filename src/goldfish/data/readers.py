@@ -28,7 +28,7 @@ _SHAPE = (-1, 3, 32, 32)
 _PIXELS = 3 * 32 * 32
 
 
-def read_digits() -> tuple[RawSplit, RawSplit]:
+def read_digits() -> list[RawSplit]:
     """Return scikit-learn's 1797 digits, enlarged to MNIST's size: a training and a test split.
 
     They are always the same; ids are scikit-learn's order.
@@ -44,11 +44,10 @@ def read_digits() -> tuple[RawSplit, RawSplit]:
         positions = (labels == digit).nonzero().flatten()
         shuffled = positions[torch.randperm(len(positions), generator=draw)]
         is_test[shuffled[: round(len(positions) * _TEST_SHARE)]] = True
-    train, test = (
+    return [
         RawSplit(images[mask], labels[mask], tuple(map(str, mask.nonzero().flatten().tolist())))
         for mask in (~is_test, is_test)
-    )
-    return train, test
+    ]
 
 
 @functools.cache
@@ -125,7 +124,14 @@ def read_cifar_binary(path: Path, label_bytes: int) -> tuple[Tensor, Tensor]:
 
 def read_cifar_pickle(path: Path, labels_key: str) -> tuple[Tensor, Tensor]:
     """Return images and labels, as above, of a pickled one, with the labels under a key."""
-    content = _load_pickle(path)
+    try:
+        content = _ArraysOnly(path.read_bytes(), path).load()
+    except DataError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(f"{path}: cannot be read ({error}).") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds a {type(content).__name__}, not a CIFAR batch.")
     pixels, labels = content.get("data"), content.get(labels_key)
     if not isinstance(pixels, _Array) or not isinstance(labels, list):
         raise DataError(f"{path}: 'data' or {labels_key!r} is missing.")
@@ -195,22 +201,9 @@ class _ArraysOnly(pickle._Unpickler):
         self.path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ADMITTED[module, name]
-        except KeyError:
+        if (module, name) not in _ADMITTED:
             raise DataError(
                 f"{self.path}: refused, since this pickle would run {module}.{name}. Only plain "
                 "arrays are read. Do not open this file elsewhere."
-            ) from None
-
-
-def _load_pickle(path: Path) -> dict[Any, Any]:
-    try:
-        content = _ArraysOnly(path.read_bytes(), path).load()
-    except DataError:
-        raise
-    except Exception as error:  # a damaged pickle can raise anything
-        raise DataError(f"{path}: cannot be read ({error}).") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: holds a {type(content).__name__}, not a CIFAR batch.")
-    return content
+            )
+        return _ADMITTED[module, name]

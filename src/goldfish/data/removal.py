@@ -14,13 +14,9 @@ from goldfish.errors import ConfigError, DataError, unknown
 from goldfish.randomness import generator
 from goldfish.types import Client, DeletionRequest, Examples
 
-_LARGEST_SHARE = 3, 4  # of a client's data that a deletion rate may take before the next one joins
-
 
 def split(
-    client: Client,
-    requests: Sequence[DeletionRequest],
-    honoured: Sequence[DeletionRequest] = (),
+    client: Client, requests: Sequence[DeletionRequest], honoured: Sequence[DeletionRequest] = ()
 ) -> Client:
     """Return the client with its data split into retained, removed and gone.
 
@@ -38,19 +34,19 @@ def split(
         raise ConfigError(
             f"Client {client.id!r} is split already. Split the original client by all requests."
         )
-    removed, before = (torch.zeros(len(client.retained), dtype=torch.bool) for _ in range(2))
+    ids = client.retained.ids
+    removed, before = (torch.zeros(len(ids), dtype=torch.bool) for _ in range(2))
     for request in own:
         removed |= _matches(client, request)
     for request in earlier:
         before |= _matches(client, request, may_be_missing=True)
     removed &= ~before
     if tombstones:
-        before |= torch.tensor([i in tombstones for i in client.retained.ids], dtype=torch.bool)
+        before |= torch.tensor([id_ in tombstones for id_ in ids], dtype=torch.bool)
     gone = before & ~removed
-    left_over = named_samples(own + earlier).union(tombstones).difference(client.retained.ids)
+    left_over = named_samples(own + earlier).union(tombstones).difference(ids)
     if not bool((removed | gone).any()) and not left_over:
         return client
-    ids = client.retained.ids
     return replace(
         client,
         retained=Subset(client.retained, (~removed & ~gone).nonzero().flatten()),
@@ -94,15 +90,13 @@ def choose_rate(
     requests: list[DeletionRequest] = []
     for client_id, sample_ids in partition.clients.items():
         candidates = [id_ for id_ in sample_ids if id_ in allowed]
-        part, whole = _LARGEST_SHARE
-        count = min(left, len(sample_ids) * part // whole, len(candidates))
+        count = min(left, len(sample_ids) * 3 // 4, len(candidates))
         if count:
             draw = torch.randperm(len(candidates), generator=generator(seed, "removal", client_id))
             drawn = [candidates[i] for i in draw.tolist()]
             if shard_of is not None:
                 drawn.sort(key=shard_of.__getitem__)
-            chosen = tuple(drawn[:count])
-            requests.append(DeletionRequest(client_id, sample_ids=chosen))
+            requests.append(DeletionRequest(client_id, sample_ids=tuple(drawn[:count])))
             left -= count
         if left == 0:
             return requests
@@ -133,17 +127,15 @@ def requests_for_clients(partition: Partition, client_ids: Sequence[str]) -> lis
 def requests_for_samples(partition: Partition, sample_ids: Sequence[str]) -> list[DeletionRequest]:
     """Return the requests that remove these samples, one to each client that holds some."""
     wanted = dict.fromkeys(sample_ids)
-    requests = []
-    found: set[str] = set()
-    for client_id, held in partition.clients.items():
-        own = tuple(id_ for id_ in held if id_ in wanted)
-        if own:
-            requests.append(DeletionRequest(client_id, sample_ids=own))
-            found.update(own)
+    named = {
+        client_id: tuple(id_ for id_ in held if id_ in wanted)
+        for client_id, held in partition.clients.items()
+    }
+    found = set().union(*named.values())
     missing = [id_ for id_ in wanted if id_ not in found]
     if missing:
         raise DataError(f"No client holds {_some(missing)}. Check the sample ids.")
-    return requests
+    return [DeletionRequest(client_id, sample_ids=own) for client_id, own in named.items() if own]
 
 
 def _matches(client: Client, request: DeletionRequest, *, may_be_missing: bool = False) -> Tensor:

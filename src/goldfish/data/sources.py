@@ -17,8 +17,6 @@ from goldfish.errors import ConfigError, DataError, unknown
 
 ENVIRONMENT_VARIABLE = "GOLDFISH_DATA"
 
-_MIDDLE = 0.5  # mean and std of images that nobody has measured: [0, 1] becomes [-1, 1]
-
 
 @dataclass(frozen=True)
 class LabelledData:
@@ -51,7 +49,7 @@ def load(name: str, data_dir: Path | None = None, *, path: Path | None = None) -
     if name in FORMATS:
         if path is None:
             raise ConfigError(f"The dataset {name!r} needs a path: where your data is.")
-        first, second, names = FORMATS[name].read(path)
+        (first, second), names = FORMATS[name](path, ("train", "test"), None)
         return LabelledData(name, _own(first), _own(second), len(names), names)
     if name not in DATASETS:
         known = (*DATASETS, *FORMATS)
@@ -61,15 +59,11 @@ def load(name: str, data_dir: Path | None = None, *, path: Path | None = None) -
         raise ConfigError(f"The dataset {name!r} takes no path; {takers} do.")
     dataset = DATASETS[name]
     source, classes = dataset.source, dataset.classes
-    splits = (
-        source.read()
-        if isinstance(source, Installed)
-        else _read(name, source, classes, resolve_data_dir(data_dir, name))
-    )
-    train, test = (
-        TensorExamples(split.images, split.labels, split.ids, mean=dataset.mean, std=dataset.std)
-        for split in splits
-    )
+    if isinstance(source, Installed):
+        splits = source.read()
+    else:
+        splits = _read(name, source, classes, resolve_data_dir(data_dir, name))
+    train, test = (TensorExamples(*split, mean=dataset.mean, std=dataset.std) for split in splits)
     return LabelledData(name, train, test, len(classes), classes)
 
 
@@ -83,7 +77,7 @@ def load_half(
     if name not in FORMATS:
         hint = f"Data of one's own is one of {', '.join(FORMATS)}."
         raise ConfigError(unknown("kind of data", name, FORMATS, hint))
-    raw, names = FORMATS[name].read_half(path, split, class_names)
+    (raw,), names = FORMATS[name](path, (split,), class_names)
     return _own(raw), names
 
 
@@ -121,7 +115,7 @@ def resolve_data_dir(data_dir: Path | None = None, name: str = "NAME") -> Path:
 
 def _read(
     name: str, source: Published, classes: Sequence[str], data_dir: Path
-) -> tuple[RawSplit, RawSplit]:
+) -> Sequence[RawSplit]:
     """Read the files of a published dataset; an error says which one to fetch again."""
     layout, missing = source.find(data_dir)
     if missing:
@@ -131,12 +125,9 @@ def _read(
             f"${ENVIRONMENT_VARIABLE}."
         )
     try:
-        train, test = (
-            _read_parts(layout, p, data_dir, classes) for p in (layout.train, layout.test)
-        )
+        return [_read_parts(layout, p, data_dir, classes) for p in (layout.train, layout.test)]
     except DataError as error:
         raise DataError(f"{error} Delete it and run 'goldfish data fetch {name}'.") from error
-    return train, test
 
 
 def _read_parts(
@@ -158,6 +149,6 @@ def _read_parts(
 
 def _own(split: RawSplit) -> TensorExamples:
     if split.images.dtype != torch.uint8:
-        return TensorExamples(split.images, split.labels, split.ids)
-    middle = (_MIDDLE,) * split.images.shape[1]
-    return TensorExamples(split.images, split.labels, split.ids, mean=middle, std=middle)
+        return TensorExamples(*split)
+    middle = (0.5,) * split.images.shape[1]  # nobody has measured them: [0, 1] becomes [-1, 1]
+    return TensorExamples(*split, mean=middle, std=middle)

@@ -30,7 +30,7 @@ _NATIVE_PREDICTING = 1
 """Threads up to which compiled code, which has one, is faster than oneDNN's: see performance.md."""
 
 _LARGE = 1e30
-"""Far below the largest float32: see :func:`_stays_finite`."""
+"""Far below the largest float32: see :func:`_blocks_suit`."""
 
 _pooling = attrgetter(
     *("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
@@ -45,7 +45,7 @@ _hooks = attrgetter(
 
 
 class BlockedFeatures(nn.Sequential):
-    """Layers that begin with convolution, ReLU and 2 x 2 max-pooling, ``repeats`` times.
+    """Layers that begin with convolution, ReLU and 2 x 2 max-pooling, and these three once more.
 
     It computes what ``nn.Sequential`` does, to the bit, and once compiled but for the last bits.
     Gradients of gradients need PyTorch's own layers:
@@ -53,10 +53,6 @@ class BlockedFeatures(nn.Sequential):
     """
 
     _native = False
-
-    def __init__(self, *layers: nn.Module, repeats: int) -> None:
-        super().__init__(*layers)
-        self._repeats = repeats
 
     def compile(self, *options: Any, **named: Any) -> None:
         """Compile the layers: on a CPU by :mod:`goldfish.hardware.native`, else by PyTorch."""
@@ -67,18 +63,17 @@ class BlockedFeatures(nn.Sequential):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the layers make of the inputs."""
-        layers = list(self)
-        first = 3 * self._repeats
-        convolutions = None if _is_traced(inputs) else _usual(layers[:first])
+        layers, others = list(self)[:6], list(self)[6:]
+        convolutions = None if _is_traced(inputs) else _usual(layers)
         features = None
         if convolutions is not None and _plain(inputs, convolutions):
-            if self._native and _is_faster():
+            if self._native:
                 features = _compiled(inputs, convolutions)
             if features is None and _blocks_suit(inputs, convolutions):
                 features = _in_blocks(inputs, convolutions)
         if features is None:
             return cast("Tensor", super().forward(inputs))  # type: ignore[no-untyped-call]
-        for following in layers[first:]:
+        for following in others:
             features = following(features)
         return features
 
@@ -98,20 +93,14 @@ def compiled_early(factory: ModelFactory) -> ModelFactory:
     return build
 
 
-def _is_faster() -> bool:
-    """Tell whether compiled code is faster than operations that share their work on threads."""
-    most = _NATIVE_TRAINING if torch.is_grad_enabled() else _NATIVE_PREDICTING
-    return torch.get_num_threads() <= most
-
-
 def _compiled(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor | None:
-    """Return the features by compiled code; None where there is none."""
-    images = inputs
+    """Return the features by compiled code; None where there is none, or threads are faster."""
+    most = _NATIVE_TRAINING if torch.is_grad_enabled() else _NATIVE_PREDICTING
+    if torch.get_num_threads() > most:
+        return None
+    images: Tensor | None = inputs
     for layer in convolutions:
-        pooled = conv_pool(images, layer)
-        if pooled is None:
-            return None
-        images = pooled
+        images = None if images is None else conv_pool(images, layer)
     return images
 
 
@@ -119,14 +108,9 @@ def _in_blocks(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
     """Return the features by oneDNN's operations, which pass images on in oneDNN's own layout."""
     images = inputs.to_mkldnn()
     for layer in convolutions:
+        padding = cast("tuple[int, int]", layer.padding)
         images = torch.mkldnn_convolution(
-            images,
-            layer.weight,
-            layer.bias,
-            cast("tuple[int, int]", layer.padding),
-            layer.stride,
-            layer.dilation,
-            layer.groups,
+            images, layer.weight, layer.bias, padding, layer.stride, layer.dilation, layer.groups
         )
         # ReLU and maximum may change places: fewer numbers are left for the second.
         images = torch.relu(torch.mkldnn_max_pool2d(images, 2, 2))
@@ -159,15 +143,6 @@ def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
     return convolutions
 
 
-def _available() -> bool:
-    """Tell whether this process can use the layout, and have it keep memory for it."""
-    return (
-        _X86
-        and torch.backends.mkldnn.is_available()
-        and keep_freed_memory()  # new pages for its large blocks would cost more than they save
-    )
-
-
 def _on_cpu(tensors: Iterable[Tensor]) -> bool:
     return all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
 
@@ -189,18 +164,16 @@ def _plain(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
     )
 
 
-def _blocks_suit(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
-    """Tell whether the layout gives the bits of PyTorch's own layers for plain inputs."""
-    return _available() and _stays_finite(_read(inputs, convolutions))
-
-
 @torch.no_grad()
-def _stays_finite(read: Sequence[Tensor]) -> bool:
-    """Tell whether no convolution can overflow; oneDNN's pooling drops what is not a number.
+def _blocks_suit(inputs: Tensor, convolutions: Sequence[nn.Conv2d]) -> bool:
+    """Tell whether the layout can be used, and gives the bits of PyTorch's own layers.
 
-    A weighted sum is at most the product of the norms of weights and values (Cauchy and Schwarz),
-    and the values that one of the next layer reads have a norm of at most the largest of them
-    times the root of their number. ``_LARGE`` leaves room for these roots.
+    No convolution may overflow: oneDNN's pooling drops what is not a number. A weighted sum is at
+    most the product of the norms of weights and values (Cauchy and Schwarz), and the values that
+    one of the next layer reads have a norm of at most the largest of them times the root of their
+    number. ``_LARGE`` leaves room for these roots.
     """
-    bound = math.prod(1 + norm.item() for norm in torch._foreach_norm(list(read)))
-    return bound < _LARGE
+    if not (_X86 and torch.backends.mkldnn.is_available() and keep_freed_memory()):
+        return False  # new pages for its large blocks would cost more than they save
+    norms = torch._foreach_norm(_read(inputs, convolutions))
+    return math.prod(1 + norm.item() for norm in norms) < _LARGE

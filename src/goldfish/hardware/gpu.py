@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -168,9 +167,7 @@ class _Sent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[Params, FlatParams, torch.cuda.Event]] = (
-            OrderedDict()
-        )
+        self._kept: dict[Hashable, tuple[Params, FlatParams, torch.cuda.Event]] = {}
 
     def find(self, params: Params, device: torch.device) -> FlatParams:
         """Return the parameters on the device, for use on the current stream."""
@@ -179,16 +176,15 @@ class _Sent:
         stream = _stream(device)
         key = (id(params), device)
         with self._lock:
-            if key not in self._kept:
-                sent = self._send(params, device)
-                arrived = torch.cuda.Event()
+            if key in self._kept:
+                _, sent, arrived = self._kept.pop(key)
+            else:
+                sent, arrived = self._send(params, device), torch.cuda.Event()
                 arrived.record(stream)
-                # The parameters are kept as well, so that no others can have their id.
-                self._kept[key] = params, sent, arrived
-                while len(self._kept) > self.KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
-            _, sent, arrived = self._kept[key]
+            # The parameters are kept as well, so that no others can have their id.
+            self._kept[key] = params, sent, arrived
+            if len(self._kept) > self.KEPT:
+                del self._kept[next(iter(self._kept))]  # the one that was used longest ago
         if not arrived.query():
             stream.wait_event(arrived)
         for row in sent.rows.values():

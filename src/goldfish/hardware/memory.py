@@ -6,8 +6,7 @@ import ctypes
 import functools
 import sys
 
-_MIB = 2**20
-_KEPT = {-3: 32 * _MIB, -1: 128 * _MIB}
+_KEPT = {-3: 32 * 2**20, -1: 128 * 2**20}
 """Arguments of mallopt: M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 
 

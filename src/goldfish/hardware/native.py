@@ -46,17 +46,6 @@ class Layer(NamedTuple):
         return self.channels_out, (self.height - shrinks) // 2, (self.width - shrinks) // 2
 
 
-class Operation:
-    """The compiled code of a layer."""
-
-    def __init__(self, layer: Layer, library: ctypes.CDLL) -> None:
-        self.shape = layer.shape
-        # ctypes lets other threads run Python meanwhile.
-        self.forward, self.backward = library.forward, library.backward
-        self.forward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 5)
-        self.backward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 7)
-
-
 def _call(function: Any, images: Tensor, *others: Tensor | None) -> None:
     places = [None if t is None else t.data_ptr() for t in (images, *others)]
     if function(len(images), *places):
@@ -67,14 +56,16 @@ class _ConvPool(torch.autograd.Function):
     """The pooled images; ``choices`` says which pixel of each window was the largest."""
 
     @staticmethod
-    def forward(ctx: Any, operation: Operation, images: Tensor, *held: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, library: ctypes.CDLL, layer: Layer, images: Tensor, *held: Tensor
+    ) -> Tensor:
         images = images.contiguous(memory_format=torch.channels_last)
         weight, bias = (t.contiguous() for t in held)
-        shape = (len(images), *operation.shape)
+        shape = (len(images), *layer.shape)
         outputs = torch.empty(shape, memory_format=torch.channels_last)
         choices = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
-        _call(operation.forward, images, weight, bias, outputs, choices)
-        ctx.operation = operation
+        _call(library.forward, images, weight, bias, outputs, choices)
+        ctx.library = library
         ctx.save_for_backward(images, weight, choices)
         return outputs
 
@@ -87,11 +78,11 @@ class _ConvPool(torch.autograd.Function):
             t.contiguous(memory_format=torch.channels_last) for t in (images, choices, gradients[0])
         )
         weight = weight.contiguous()
-        of_images = torch.empty_like(images) if ctx.needs_input_grad[1] else None
+        of_images = torch.empty_like(images) if ctx.needs_input_grad[2] else None
         of_weight, of_bias = torch.empty_like(weight), weight.new_empty(len(weight))
         results = (of_weight, of_bias, of_images)
-        _call(ctx.operation.backward, images, weight, choices, gradient, *results)
-        return None, of_images, of_weight, of_bias
+        _call(ctx.library.backward, images, weight, choices, gradient, *results)
+        return None, None, of_images, of_weight, of_bias
 
 
 def conv_pool(images: Tensor, convolution: nn.Conv2d) -> Tensor | None:
@@ -101,11 +92,14 @@ def conv_pool(images: Tensor, convolution: nn.Conv2d) -> Tensor | None:
     One thread does the work.
     """
     layer = _layer(images, convolution)
-    operation = None if layer is None else _operation(layer)
-    if operation is None:
+    if layer is None:
+        return None
+    with _compiling:
+        library = _compiled(layer)
+    if library is None:
         return None
     held = (convolution.weight, convolution.bias)
-    return cast("Tensor", _ConvPool.apply(operation, images, *held))  # type: ignore[no-untyped-call]
+    return cast("Tensor", _ConvPool.apply(library, layer, images, *held))  # type: ignore[no-untyped-call]
 
 
 def _layer(images: Tensor, convolution: nn.Conv2d) -> Layer | None:
@@ -132,15 +126,10 @@ def _layer(images: Tensor, convolution: nn.Conv2d) -> Layer | None:
 _compiling = threading.Lock()
 
 
-def _operation(layer: Layer) -> Operation | None:
-    with _compiling:
-        return _compiled(layer)
-
-
 @functools.cache
-def _compiled(layer: Layer) -> Operation | None:
+def _compiled(layer: Layer) -> ctypes.CDLL | None:
     try:
-        return Operation(layer, _compile(layer))
+        return _compile(layer)
     except (OSError, ValueError) as error:
         _say_once(str(error))
         return None
@@ -153,20 +142,18 @@ def _compile(layer: Layer) -> ctypes.CDLL:
         raise FileNotFoundError(f"there is no C compiler {command[0]!r}; the variable CC names one")
     names = ("IN", "OUT", "KERNEL", "PADDING", "HEIGHT", "WIDTH")
     sizes = [f"-D{name}={size}" for name, size in zip(names, layer, strict=True)]
-    code = files("goldfish.hardware") / "conv_pool.c"
-    with as_file(code) as source, tempfile.TemporaryDirectory() as folder:
+    written = files("goldfish.hardware") / "conv_pool.c"
+    with as_file(written) as source, tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "conv_pool.so"
-        done = subprocess.run(  # noqa: S603
-            [*command, *FLAGS, *sizes, str(source), "-o", str(library)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        call = [*command, *FLAGS, *sizes, str(source), "-o", str(library)]
+        done = subprocess.run(call, capture_output=True, text=True, errors="replace")  # noqa: S603
         if done.returncode:
             reason = done.stderr.strip().partition("\n")[0]
             raise OSError(f"{shlex.join(command)} failed: {reason}")
-        return ctypes.CDLL(str(library))
+        code = ctypes.CDLL(str(library))  # it lets other threads run Python while it computes
+    code.forward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 5)
+    code.backward.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 7)
+    return code
 
 
 @functools.cache

@@ -12,10 +12,8 @@ from typing import TypeAlias
 from torch import nn
 
 from goldfish.errors import ConfigError, unknown
-from goldfish.models.custom import load_factory
-from goldfish.models.fresh import fresh_params
+from goldfish.models.factories import fresh_params, load_factory
 from goldfish.models.lenet import LeNet5, LeNet5Cifar
-from goldfish.models.mlp import MLP
 from goldfish.models.resnet import ResNet
 from goldfish.randomness import seeded_globally
 from goldfish.types import ModelFactory, Scalar
@@ -35,6 +33,18 @@ __all__ = [
 
 ImageShape: TypeAlias = tuple[int, int, int]
 """Channels, height, width."""
+
+
+class MLP(nn.Sequential):
+    """The smallest model, for images of any size: flattened, one hidden layer with ReLU."""
+
+    def __init__(self, num_classes: int = 10, in_features: int = 784, hidden: int = 200) -> None:
+        if not isinstance(hidden, int) or hidden < 1:
+            raise ConfigError(
+                f"'hidden' of the model 'mlp' must be a positive int, not {hidden!r}."
+            )
+        first, last = nn.Linear(in_features, hidden), nn.Linear(hidden, num_classes)
+        super().__init__(nn.Flatten(), first, nn.ReLU(), last)
 
 
 @dataclass(frozen=True)
@@ -108,8 +118,9 @@ def model_factory(
     factory is called with ``**options`` only, so it must know the number of classes and the image
     shape by itself or take them as options.
     """
+    options = options or {}
     if ":" in name:
-        return load_factory(name, options or {})
+        return load_factory(name, options)
     if name not in MODELS:
         hint = f"Choose one of {', '.join(MODELS)}, or your own as 'package.module:factory'."
         raise ConfigError(unknown("model", name, MODELS, hint))
@@ -121,12 +132,12 @@ def model_factory(
             f"{image_shape}."
         )
     spec = MODELS[name]
-    for option in options or {}:
+    for option in options:
         if option not in spec.options:
             taken = ", ".join(sorted(spec.options)) or "none"
             hint = f"The options of the model {name!r}: {taken}."
             raise ConfigError(unknown("model option", option, spec.options, hint))
-    factory = partial(spec.factory, num_classes, image_shape, **(options or {}))
+    factory = partial(spec.factory, num_classes, image_shape, **options)
     with seeded_globally(0, "check", name):
         factory()
     return factory

@@ -6,6 +6,8 @@ fully connected layer. Shortcuts have no parameters (option A).
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -39,8 +41,7 @@ class BasicBlock(nn.Module):
         """Return ``x``, subsampled and zero-padded to the shape of the residual."""
         if not self.new_channels:
             return x
-        sampled = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(sampled, (0, 0, 0, 0, 0, self.new_channels))
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
 
 
 class ResNet(nn.Module):
@@ -56,14 +57,10 @@ class ResNet(nn.Module):
         blocks_per_stage = (depth - 2) // 6
         self.conv = _conv3x3(in_channels, STAGE_CHANNELS[0])
         self.bn = nn.BatchNorm2d(STAGE_CHANNELS[0])
-        blocks: list[BasicBlock] = []
-        channels = STAGE_CHANNELS[0]
-        for stage_channels in STAGE_CHANNELS:
-            for _ in range(blocks_per_stage):
-                blocks.append(BasicBlock(channels, stage_channels))
-                channels = stage_channels
-        self.blocks = nn.Sequential(*blocks)
-        self.fc = nn.Linear(channels, num_classes)
+        outputs = [channels for channels in STAGE_CHANNELS for _ in range(blocks_per_stage)]
+        widths = pairwise([STAGE_CHANNELS[0], *outputs])
+        self.blocks = nn.Sequential(*(BasicBlock(*channels) for channels in widths))
+        self.fc = nn.Linear(STAGE_CHANNELS[-1], num_classes)
         self.apply(_kaiming)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from goldfish.errors import StoreError
 from goldfish.files import write_whole
 from goldfish.params import digest
-from goldfish.types import Memo, Params
+from goldfish.types import Memo, Params, States
 
 STATE = "state:"
 
@@ -28,8 +28,7 @@ class Checkpoint:
 
     round: int
     params: Params
-    states: Mapping[str, Mapping[str, Params]] = field(default_factory=dict)
-    """What each client keeps: client id, then key, then parameters."""
+    states: States = field(default_factory=dict)
     final: bool = False
     """The phase ended with this round."""
     memo: Memo = field(default_factory=dict)

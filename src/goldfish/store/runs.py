@@ -224,9 +224,7 @@ class RunDirectory:
         changed = [name for name in last if last[name] != facts[name]]
         before: list[Mapping[str, Scalar]] = pinned.get(BEFORE, [])
         if changed and not elsewhere:
-            words = "; ".join(
-                f"{name} was {last[name]} and is {facts[name]} here" for name in changed
-            )
+            words = "; ".join(f"{n} was {last[n]} and is {facts[n]} here" for n in changed)
             raise StoreError(
                 f"{self.path} was begun elsewhere ({words}), so the rest would not get the bits "
                 "that it gets there. Go on there, or choose the same device with --device; "
