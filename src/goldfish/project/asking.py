@@ -71,12 +71,24 @@ class Registry:
     def keys(
         self, client: str, kind: Kind, content: Sequence[str], holdings: Holdings | None
     ) -> set[str]:
-        """Return the keys that a request names; for a class, of the samples that are there."""
+        """Return the keys that a request names; for a class, of the samples that are there.
+
+        Without ``holdings`` nobody here knows of which class a sample is.
+        """
         if kind == "samples":
             return set(map(self.namer(client), content))
-        if kind == "class" and holdings is not None:
-            return holdings.of_class(client, int(content[0]))
+        if kind == "class":
+            return set() if holdings is None else holdings.of_class(client, int(content[0]))
         return set(self.manifest.clients[client])
+
+    def plain(self, request: Request, content: Sequence[str]) -> DeletionRequest:
+        """Return a request as the library knows it, whatever has become of its samples."""
+        if request.kind == "all":
+            return DeletionRequest(request.client)
+        if request.kind == "class":
+            return DeletionRequest(request.client, class_label=int(content[0]))
+        named = self.keys(request.client, request.kind, content, None)
+        return DeletionRequest(request.client, sample_ids=sorted(named))
 
     def check_samples(self, client: str, ids: Sequence[str]) -> None:
         """Raise where a client never had some of the samples, or none of them is left."""

@@ -327,16 +327,15 @@ def lineage(
 def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
     """Audit the newest version of a project, and print what is found: ``goldfish audit``."""
     from goldfish.audits import Difference
-    from goldfish.project.audit import ORACLES
+    from goldfish.project.audit import ORACLES, audit, audit_forecast
     from goldfish.report.audit import difference
     from goldfish.report.formatting import seconds
 
     with _open(folder) as opened:
         amount = ORACLES if oracles is None else oracles
-        say(f"Forecast: {seconds(opened.audit_forecast(amount))}, by what earlier work took.")
+        say(f"Forecast: {seconds(audit_forecast(opened, amount))}, by what earlier work took.")
         again = f"goldfish audit {folder} --models {amount}"
-        steps = opened.audit(machine, amount)
-        show_progress(steps, again, close=opened.settings.on_flower)
+        show_progress(audit(opened, machine, amount), again, close=opened.settings.on_flower)
         version = opened.current()
         found = opened.ledger.audits()[version.number]
     print_table(

@@ -7,17 +7,18 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
+from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.scenario import Machine
 from goldfish.files import claim, make_folder, sha256_of, sync_folder, write_whole
 from goldfish.methods.trained import MODEL, Trained
 from goldfish.project import FILE, find_project
-from goldfish.project.holdings import Holdings, load_holdings
+from goldfish.project.holdings import Holdings, first_census, load_holdings
 from goldfish.project.settings import TEMPLATE, ProjectSettings
 from goldfish.results import Part
 from goldfish.store import RunDirectory
@@ -138,16 +139,16 @@ class ProjectFolder:
                 "it back, or train the changed federation in a new project."
             )
 
-    def holdings(
-        self, machine: Machine, begin: Callable[[Holdings], Holdings] | None = None
-    ) -> Holdings:
-        """Read the data; with ``begin`` bind the project to what that returns, unless that is done.
+    def holdings(self, machine: Machine, engine: EngineFactory | None = None) -> Holdings:
+        """Read the data; with ``engine``, bind the project to it, unless that is done.
 
-        ``begin`` gets what is known here, and may ask clients what they hold.
+        Clients with data of their own are asked what they hold.
         """
-        if begin is not None and not (self.path / PINNED).exists():
+        if engine is not None and not (self.path / PINNED).exists():
             salt = secrets.token_hex(32)
-            holdings = begin(load_holdings(self.settings, self.path, machine, salt, None))
+            holdings = load_holdings(self.settings, self.path, machine, salt, None)
+            if holdings.elsewhere:
+                holdings = first_census(holdings, engine, machine)
             write_whole(self.path / MANIFEST, holdings.manifest.to_json())
             pinned = Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
             write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")

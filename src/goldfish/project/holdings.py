@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from goldfish.data import DatasetExamples, Partition, Subset, TensorExamples, as_examples
-from goldfish.errors import ConfigError, DataError
+from goldfish.errors import ConfigError, DataError, QuorumError
 from goldfish.experiments.client_setup import (
     ClientSetup,
     ModelSetup,
@@ -27,9 +27,11 @@ from goldfish.experiments.client_setup import (
     key_of,
     with_keys,
 )
+from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.scenario import Machine, Scenario, divide, load_data, load_test
+from goldfish.methods.census import census
 from goldfish.project.settings import ProjectSettings
-from goldfish.types import Client, ClientState, DeletionRequest, Examples, ModelFactory
+from goldfish.types import Client, ClientState, DeletionRequest, Examples, Federation, ModelFactory
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Holdings:
     def elsewhere(self) -> bool:
         """Whether clients have data of their own: ``data`` only stands for it, in number."""
         return self.told.dataset is None
+
+    @property
+    def run_id(self) -> str:
+        """The name under which clients keep what belongs to the project."""
+        return key_of(str(self.told.salt), "run", "project")
 
     def held(self, there: Mapping[str, Sequence[str]]) -> Holdings:
         """Return this with what clients with data of their own say that they hold.
@@ -173,6 +180,35 @@ def load_holdings(
         dict(zip(train.ids, plain.ids, strict=True)),
         _digest([plain]) if places else None,
     )
+
+
+def first_census(holdings: Holdings, engine: EngineFactory, machine: Machine) -> Holdings:
+    """Let clients with data of their own say what they hold: the manifest of the project."""
+    scenario = holdings.scenario({}, machine.device)
+    unknown = {client: replace(own, ids=(), gone=()) for client, own in scenario.setups.items()}
+    federation = engine(replace(scenario, setups=unknown), machine, holdings.run_id)
+    there = census(federation, federation.client_ids, refuse=True)
+    lacking = [client for client in federation.client_ids if not there.get(client)]
+    if lacking:
+        raise QuorumError(
+            f"{', '.join(lacking)} did not say what it holds: it is not there, or has no samples. "
+            "A training begins with all members."
+        )
+    own = {client: tuple(keys) for client, keys in there.items()}
+    return replace(holdings, manifest=Partition("members", 0, own)).held({})
+
+
+def next_census(
+    holdings: Holdings, federation: Federation, asked: Sequence[DeletionRequest]
+) -> Holdings:
+    """Let them say what they hold now, and of classes that are asked for."""
+    classes: dict[tuple[str, int], set[str]] = {}
+    for label in sorted({r.class_label for r in asked if r.class_label is not None}):
+        clients = [r.client_id for r in asked if r.class_label == label]
+        for client, keys in census(federation, clients, asked, label).items():
+            classes[client, label] = set(keys)
+    there = census(federation, federation.client_ids, asked)
+    return replace(holdings.held(there), classes=classes)
 
 
 def _elsewhere(
