@@ -47,6 +47,14 @@ class Asked:
         return found
 
 
+def in_library(request: Request, content: Sequence[str], keys: set[str]) -> DeletionRequest:
+    """Return a request of the ledger as one of the library; ``keys`` are of the named samples."""
+    if request.kind == "samples":
+        return DeletionRequest(request.client, sample_ids=sorted(keys))
+    label = int(content[0]) if request.kind == "class" else None
+    return DeletionRequest(request.client, class_label=label)
+
+
 @dataclass(frozen=True)
 class Registry:
     """Who had which samples when the model was trained, and what is gone of them since."""
@@ -80,15 +88,6 @@ class Registry:
         if kind == "class":
             return set() if holdings is None else holdings.of_class(client, int(content[0]))
         return set(self.manifest.clients[client])
-
-    def plain(self, request: Request, content: Sequence[str]) -> DeletionRequest:
-        """Return a request as the library knows it, whatever has become of its samples."""
-        if request.kind == "all":
-            return DeletionRequest(request.client)
-        if request.kind == "class":
-            return DeletionRequest(request.client, class_label=int(content[0]))
-        named = self.keys(request.client, request.kind, content, None)
-        return DeletionRequest(request.client, sample_ids=sorted(named))
 
     def check_samples(self, client: str, ids: Sequence[str]) -> None:
         """Raise where a client never had some of the samples, or none of them is left."""
@@ -138,9 +137,7 @@ class Registry:
         for r in requests:
             if named[r.client] >= self.left(r.client):
                 by_request[r.id] = DeletionRequest(r.client)
-            elif keys[r.id] and r.kind == "class":
-                by_request[r.id] = DeletionRequest(r.client, class_label=int(contents[r.id][0]))
             elif keys[r.id]:
-                by_request[r.id] = DeletionRequest(r.client, sample_ids=sorted(keys[r.id]))
+                by_request[r.id] = in_library(r, contents[r.id], keys[r.id])
         missing = sum(len(keys[r.id] & holdings.missing(r.client)) for r in requests)
         return Asked(by_request, keys, missing)

@@ -417,7 +417,6 @@ def left_over(case: Case) -> list[str]:
     said = [f"Made from the data, and still there: {name}." for name in case.outstanding]
     if not case.ids_forgotten:
         said.append("The list of what was asked for is still kept, as long as it is needed.")
-    said += [f"{name}." for name in case.request.facts.get("outstanding") or ()]
     said.append(
         "Copies outside of this project (backups, models that were handed on) are not covered: "
         "who received one must be told."

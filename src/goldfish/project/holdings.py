@@ -120,7 +120,13 @@ class Holdings:
             if found:
                 parts.append(_in_memory(Subset(client.retained, found)))
                 holders += [client.id] * len(found)
-        together = _joined(parts).to(device) if parts else None
+        together = None
+        if parts:
+            together = TensorExamples(
+                torch.cat([part.images for part in parts]),
+                torch.cat([part.labels for part in parts]),
+                [sample_id for part in parts for sample_id in part.ids],
+            ).to(device)
         none = torch.zeros(len(holders), dtype=torch.bool)
         return Scenario(
             clients=clients,
@@ -251,9 +257,8 @@ def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Ho
     named: dict[str, Examples] = {}
     ids: dict[str, str] = {}
     for client_id, examples in clients.items():
-        keys = [key_of(salt, sample_id, client_id) for sample_id in examples.ids]
-        named[client_id] = _renamed(examples, keys)
-        ids |= dict(zip(keys, examples.ids, strict=True))
+        named[client_id] = _with_keys(examples, salt, client_id)
+        ids |= dict(zip(named[client_id].ids, examples.ids, strict=True))
     if manifest is None:
         manifest = Partition("own", 0, {c: tuple(own.ids) for c, own in named.items()})
     in_memory = _in_memory(test)
@@ -319,20 +324,19 @@ def _digest(parts: Iterable[Examples]) -> str:
     """Return a digest of data: ids, labels and inputs, in order."""
     content = hashlib.sha256()
     for examples in parts:
-        known = examples if isinstance(examples, TensorExamples) else _in_memory(examples)
+        known = _in_memory(examples)
         content.update("\n".join(known.ids).encode())
         for tensor in (known.labels, known.images):
             content.update(tensor.cpu().contiguous().numpy().tobytes())
     return content.hexdigest()
 
 
-def _renamed(examples: Examples, ids: Sequence[str]) -> Examples:
+def _with_keys(examples: Examples, salt: str, client: str) -> Examples:
     if isinstance(examples, TensorExamples):
-        return TensorExamples(
-            examples.images, examples.labels, ids, mean=examples.mean, std=examples.std
-        )
+        return with_keys(examples, salt, client)
     if isinstance(examples, DatasetExamples):
-        return DatasetExamples(examples.dataset, ids)
+        keys = [key_of(salt, sample_id, client) for sample_id in examples.ids]
+        return DatasetExamples(examples.dataset, keys)
     raise DataError(
         f"A client's data is a dataset or TensorExamples, not {type(examples).__name__}."
     )
@@ -344,11 +348,3 @@ def _in_memory(examples: Examples) -> TensorExamples:
         return examples
     inputs, labels = examples.batch(torch.arange(len(examples)))
     return TensorExamples(inputs, labels, list(examples.ids))
-
-
-def _joined(parts: Sequence[TensorExamples]) -> TensorExamples:
-    return TensorExamples(
-        torch.cat([part.images for part in parts]),
-        torch.cat([part.labels for part in parts]),
-        [sample_id for part in parts for sample_id in part.ids],
-    )

@@ -44,7 +44,8 @@ from goldfish.methods.filing import file
 from goldfish.methods.purging import purge
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
-from goldfish.project.asking import Asked, Registry
+from goldfish.project import FILE, find_project
+from goldfish.project.asking import Asked, Registry, in_library
 from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.holdings import Holdings, next_census
 from goldfish.project.ledger import (
@@ -57,7 +58,7 @@ from goldfish.project.ledger import (
     State,
     Version,
 )
-from goldfish.project.settings import AUTO, ProjectSettings
+from goldfish.project.settings import AUTO, TEMPLATE, ProjectSettings
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.store import KeptHistory
 from goldfish.types import DeletionRequest, Federation, States
@@ -156,16 +157,29 @@ class Project:
 
     @staticmethod
     def init(folder: Path) -> Path:
-        """Make a project directory with a configuration that works as it stands."""
-        return ProjectFolder.make(folder)
+        """Make a project directory with a configuration that works as it stands; return that."""
+        path = folder / FILE
+        if path.exists():
+            raise StoreError(f"{folder} is a project already: it has a {FILE}.")
+        with private():
+            write_whole(path, TEMPLATE)
+        folder.chmod(0o700)
+        return path
 
     @classmethod
     def open(cls, folder: Path) -> Project:
         """Open the project of this folder, or of the nearest one above it."""
-        found = ProjectFolder.find(folder)
-        url = found.settings.tables.ledger
+        found = find_project(folder)
+        if found is None:
+            raise ConfigError(
+                f"{folder} is no project: there is no {FILE}, here or above. "
+                "'goldfish init DIR' makes one; --project DIR names one."
+            )
+        settings = ProjectSettings.read(found / FILE)
+        url = settings.tables.ledger
         with private():
-            return cls(found, Ledger.open(url if "://" in url else found.path / url))
+            ledger = Ledger.open(url if "://" in url else found / url)
+        return cls(ProjectFolder(found, settings), ledger)
 
     @property
     def settings(self) -> ProjectSettings:
@@ -505,7 +519,7 @@ class Project:
         with private():
             yield from project_on_flower(
                 self.settings.tables.flower,
-                self.files.flower,
+                self.folder / "work" / "flower",  # where it tells what it does
                 machine,
                 {"project": str(self.folder), "command": command, "what": what},
                 tell=self.tell,
@@ -578,8 +592,11 @@ class Project:
         contents = {request.id: self.ledger.content(request.id).ids for request in requests}
         holdings = now.holdings
         if holdings.elsewhere and not isinstance(now.trained.federation, InProcess):
-            plain = [now.registry.plain(r, contents[r.id]) for r in requests]
-            holdings = next_census(holdings, now.trained.federation, plain)
+            asked = []
+            for r in requests:
+                keys = now.registry.keys(r.client, r.kind, contents[r.id], None)
+                asked.append(in_library(r, contents[r.id], keys))
+            holdings = next_census(holdings, now.trained.federation, asked)
             known = holdings.classes
             away = [
                 r
