@@ -21,7 +21,7 @@ from goldfish.project.ledger import AUDIT, Version
 from goldfish.project.project import Project
 from goldfish.project.settings import ProjectSettings
 from goldfish.randomness import derive_seed
-from goldfish.results import Cost, Progress
+from goldfish.results import Progress
 from goldfish.store import load_checkpoint
 from goldfish.types import Federation, Params
 from goldfish.workflow import train
@@ -85,8 +85,7 @@ def audit(project: Project, machine: Machine, amount: int = ORACLES) -> Iterator
 def audit_forecast(project: Project, amount: int = ORACLES) -> float:
     """Return about how many seconds an audit takes, by what versions cost to make."""
     version, before = _audited(project, amount)
-    costs = (Cost.model_validate(v.facts["cost"]) for v in project.ledger.versions())
-    sample = next((cost.seconds / cost.samples for cost in costs if cost.samples), 0.0)
+    sample = project.seconds_per_sample() or 0.0
     gone, training = project.files.gone(version.number), project.settings.tables.training
     held = project.files.manifest().clients
     samples = sum(len(keys) - len(gone[client]) for client, keys in held.items())

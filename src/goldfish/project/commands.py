@@ -338,15 +338,11 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
         show_progress(audit(opened, machine, amount), again, close=opened.settings.on_flower)
         version = opened.current()
         found = opened.ledger.audits()[version.number]
+    parts = ("before", "memory", "general", "accuracy")
+    before, *own = (difference(Difference(**found[part])) for part in parts)
     print_table(
         ("version", "memory", "all samples", "accuracy, points"),
-        (
-            (name, *("" if key is None else difference(Difference(**found[key])) for key in keys))
-            for name, keys in (
-                (f"v{version.parent} (origin)", ("before", None, None)),
-                (f"v{version.number}", ("memory", "general", "accuracy")),
-            )
-        ),
+        ((f"v{version.parent} (origin)", before, "", ""), (f"v{version.number}", *own)),
     )
     say(
         f"v{version.number} ({version.made_by}), beside {amount} oracles, by {found['removed']} "

@@ -325,12 +325,9 @@ class Ledger:
             if parent is not None and parent not in known:
                 raise StoreError(f"There is no version {parent} that a new one could come from.")
             number = max(known, default=0) + 1
-            about = {"made_by": made_by, "sha256": sha256, "parent": parent}
             named = [self.request(request_id).id for request_id in requests]
-            event = self._append(
-                "version", f"v{number}", {**about, "requests": named, "facts": facts}
-            )
-            return _version(event)
+            about = {"made_by": made_by, "sha256": sha256, "parent": parent, "requests": named}
+            return _version(self._append("version", f"v{number}", {**about, "facts": facts}))
 
     def versions(self) -> list[Version]:
         """Return all model versions, the first one first."""

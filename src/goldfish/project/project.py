@@ -201,34 +201,28 @@ class Project:
                 self.files.refuse_changes()
                 return
             holdings = self.files.holdings(machine, self.engine)
-            tables, rounds = self.settings.tables, self.files.rounds(1)
+            training, seed = self.settings.tables.training, self.settings.tables.seed
+            own, rounds = self.settings.own_training, self.files.rounds(1)
             scenario = holdings.scenario({}, machine.device)
             federation = self.engine(scenario, machine, holdings.run_id)
-            own = self.settings.own_training
             kept: set[int] = set()
             if own is None:
-                todo = training_plan(federation, tables.training, tables.seed, scenario.test)
+                todo = training_plan(federation, training, seed, scenario.test)
                 work: Work = original_training
-                for name in tables.unlearning.keep_for:
+                for name in self.settings.tables.unlearning.keep_for:
                     of_method = self.settings.of_method(name)
-                    kept.update(METHODS[name].kept_rounds(of_method, tables.training.rounds))
+                    kept.update(METHODS[name].kept_rounds(of_method, training.rounds))
             else:
-                todo, work = own_training(
-                    federation,
-                    own,
-                    self.settings.of_method(own.name),
-                    tables.training,
-                    tables.seed,
-                    scenario.test,
-                )
+                of_own = self.settings.of_method(own.name)
+                todo, work = own_training(federation, own, of_own, training, seed, scenario.test)
             history = KeptHistory(rounds, kept)
             evaluator = Evaluator(scenario, machine.device)
             done = yield from recorded_phase(todo, work, rounds, evaluator, history=history)
             trained = Trained(
                 federation,
                 done.params,
-                tables.training,
-                tables.seed,
+                training,
+                seed,
                 phase=todo.phase,
                 history=history,
                 method=None if own is None else own.name,
@@ -362,14 +356,13 @@ class Project:
         now = self._now(machine, _in_process)  # methods are rehearsed here
         asked = self._ask(self.pending(), now)
         tables = self.settings.tables
-        known = [v.facts["cost"] for v in self.ledger.versions() if v.facts["cost"]["samples"]]
         advice = plan(
             now.trained,
             asked.requests,
             methods={n: self.settings.methods.get(n, {}) for n in methods or METHODS},
             rounds=tables.unlearning.rounds,
             test=now.holdings.test.to(machine.device),
-            seconds_per_sample=known[0]["seconds"] / known[0]["samples"] if known else None,
+            seconds_per_sample=self.seconds_per_sample(),
         )
         shards = self._shards(now.registry, asked.of_clients())
         for request in self.ledger.requests("received"):
@@ -445,7 +438,8 @@ class Project:
             if self.settings.on_flower:
                 facts["kept"] = _phases(now.version, todo, way, removed)
             gone = {c: keys | removed.get(c, set()) for c, keys in now.registry.gone.items()}
-            self._publish(after, begun.method, facts, gone, parent=now.version, requests=honoured)
+            parent = now.version.number
+            self._publish(after, begun.method, facts, gone, parent=parent, requests=honoured)
             for request, reason in failed.items():
                 self._fail([request], reason)
 
@@ -498,6 +492,11 @@ class Project:
         return sorted({artefact.client for artefact in self._client_states()})
 
     # Parts of the above
+
+    def seconds_per_sample(self) -> float | None:
+        """Return how long a sample took in the first version that was trained here."""
+        costs = (version.facts["cost"] for version in self.ledger.versions())
+        return next((cost["seconds"] / cost["samples"] for cost in costs if cost["samples"]), None)
 
     def _models(self) -> dict[int, str]:
         """Return what became of the model of each version: current, quarantined or purged."""
@@ -716,7 +715,7 @@ class Project:
         facts: Mapping[str, Any],
         gone: Mapping[str, set[str]],
         *,
-        parent: Version | None = None,
+        parent: int | None = None,
         requests: Sequence[str] = (),
     ) -> Version:
         """Write a version, then say so in the ledger, where older ones are quarantined."""
@@ -728,11 +727,7 @@ class Project:
         fresh = parent is None or METHODS[made_by].guarantee == "exact"
         with self.ledger.together():
             version = self.ledger.add_version(
-                made_by,
-                sha256,
-                parent=None if parent is None else parent.number,
-                requests=requests,
-                **facts,
+                made_by, sha256, parent=parent, requests=requests, **facts
             )
             old = self.ledger.artefacts("current")
             for artefact in old:

@@ -20,17 +20,14 @@ from cryptography.hazmat.primitives.serialization import (
 
 from goldfish.errors import ConfigError, StoreError
 
-PUBLIC = ".pub"
-"""The public key lies beside the private one, under its name with this at the end."""
-
 
 def new_key(path: Path) -> Path:
     """Make a key pair: the private key at ``path``, for its owner alone, the public one beside it.
 
     A key that is there is never replaced: what it signed could not be told from a forgery. Returns
-    the path of the public key.
+    the path of the public key: that of the private one with ``.pub`` at the end.
     """
-    public = path.with_name(path.name + PUBLIC)
+    public = path.with_name(f"{path.name}.pub")
     for there in (path, public):
         if there.exists():
             raise StoreError(f"{there} exists. A key is never replaced: choose another name.")
