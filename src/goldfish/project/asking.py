@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, unknown
@@ -72,9 +71,9 @@ class Registry:
             raise ConfigError(unknown("client", client, self.manifest.clients, hint))
         return set(self.manifest.clients[client]) - self.gone[client]
 
-    def namer(self, client: str) -> Callable[[str], str]:
-        """Return what makes keys of a client's sample ids."""
-        return partial(key_of, self.salt, client=client if self.own_data else None)
+    def key(self, client: str, sample_id: str) -> str:
+        """Return the key of a client's sample."""
+        return key_of(self.salt, sample_id, client if self.own_data else None)
 
     def keys(
         self, client: str, kind: Kind, content: Sequence[str], holdings: Holdings | None
@@ -84,22 +83,22 @@ class Registry:
         Without ``holdings`` nobody here knows of which class a sample is.
         """
         if kind == "samples":
-            return set(map(self.namer(client), content))
+            return {self.key(client, sample_id) for sample_id in content}
         if kind == "class":
             return set() if holdings is None else holdings.of_class(client, int(content[0]))
         return set(self.manifest.clients[client])
 
     def check_samples(self, client: str, ids: Sequence[str]) -> None:
         """Raise where a client never had some of the samples, or none of them is left."""
-        key, held = self.namer(client), set(self.manifest.clients[client])
-        strange = [sample_id for sample_id in ids if key(sample_id) not in held]
+        held = set(self.manifest.clients[client])
+        strange = [sample_id for sample_id in ids if self.key(client, sample_id) not in held]
         if strange:
             more = f" and {len(strange) - LISTED} more" if len(strange) > LISTED else ""
             raise ConfigError(
                 f"{client} never had {len(strange)} of these samples: "
                 f"{', '.join(strange[:LISTED])}{more}. Nothing was filed."
             )
-        if self.gone[client].issuperset(map(key, ids)):
+        if self.gone[client] >= self.keys(client, "samples", ids, None):
             what = f"all of these samples of {client}" if ids else "all that is named: no sample"
             raise ConfigError(f"The newest model is free of {what}. Nothing was filed.")
 

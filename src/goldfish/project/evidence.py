@@ -333,13 +333,8 @@ def findings(case: Case) -> list[str]:
     """Say what was measured, in words."""
     if case.after is None:
         return ["Nothing was measured yet."]
-    return [*_test(case), *_audited(case)]
-
-
-def _audited(case: Case) -> list[str]:
-    """Say what an audit found."""
     if case.audit is None:
-        return []
+        return _test(case)
     found = {
         "remembers": "the new model still knows the removed samples better than they do. They have "
         "left traces.",
@@ -354,7 +349,10 @@ def _audited(case: Case) -> list[str]:
         "themselves.",
     }[case.audit["word"]]
     others = plural(case.audit["oracles"], "model")
-    return [f"Audit, beside {others} that were trained anew without the removed samples: {found}"]
+    return [
+        *_test(case),
+        f"Audit, beside {others} that were trained anew without the removed samples: {found}",
+    ]
 
 
 def _test(case: Case) -> list[str]:
