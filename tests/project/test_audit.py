@@ -18,6 +18,7 @@ from goldfish.cli import app
 from goldfish.errors import ConfigError
 from goldfish.evaluation.attacks import margins
 from goldfish.experiments.audit_models import kept_path
+from goldfish.project.audit import audit, audit_forecast
 from goldfish.project.evidence import case_of, findings, headline, write_evidence
 from goldfish.project.project import Project
 from goldfish.project.signing import new_key
@@ -56,7 +57,7 @@ def test_an_oracle_is_trained_without_what_the_version_forgot(trained: Project) 
     removed = forgotten(trained, "retrain")
     trained.forget("client-3", machine=MACHINE)
     list(trained.unlearn(MACHINE, "retrain"))  # client-3 has left, too
-    list(trained.audit(MACHINE, 4))
+    list(audit(trained, MACHINE, 4))
     kept = load_checkpoint(kept_path(trained.files.version(2), "v3-oracle", 2))
 
     holdings = trained.files.holdings(MACHINE)
@@ -90,18 +91,18 @@ def test_a_version_that_remembers_is_found_and_a_retrained_one_is_not_accused(
     removed = ids_of(by_heart, "client-1", 15)
     by_heart.forget("client-1", samples=removed, machine=MACHINE)
     with pytest.raises(ConfigError, match="v1 forgot nothing"):
-        list(by_heart.audit(MACHINE, 4))
+        list(audit(by_heart, MACHINE, 4))
     list(by_heart.unlearn(MACHINE, "goldfish-warm"))
-    steps = by_heart.audit(MACHINE, 8)
+    steps = audit(by_heart, MACHINE, 8)
     assert [next(steps).round for _ in range(6)] == [0, 1, 1, 2, 2, 3]
     del steps  # as a kill would end it
     third = kept_path(by_heart.files.version(1), "v2-oracle", 3)
     made_at = third.stat().st_mtime_ns
-    assert by_heart.audit_forecast(8) == pytest.approx(by_heart.audit_forecast(13) / 2)
+    assert audit_forecast(by_heart, 8) == pytest.approx(audit_forecast(by_heart, 13) / 2)
     said = typed("audit", str(folder), "--models", "8")
     assert "v2 (goldfish-warm), beside 8 oracles, by 15 removed and 120 unseen samples" in said
     assert third.stat().st_mtime_ns == made_at
-    assert by_heart.audit_forecast(8) == 0
+    assert audit_forecast(by_heart, 8) == 0
     said = typed("status", "--project", str(folder))
     assert "Audit of v2, beside 8 oracles: remembers." in said
     case = case_of(by_heart.ledger, "R-0001")
@@ -115,7 +116,7 @@ def test_a_version_that_remembers_is_found_and_a_retrained_one_is_not_accused(
     with Project.open(folder) as project:
         list(project.unlearn(MACHINE, "retrain"))
         for _ in range(2):  # the second one finds all that the first one did
-            list(project.audit(MACHINE, 8))
+            list(audit(project, MACHINE, 8))
         found = project.ledger.audits()[3]
         assert found["word"] in ("indistinguishable", "not enough evidence")
         assert found["before"]["low"] > 0
@@ -123,7 +124,7 @@ def test_a_version_that_remembers_is_found_and_a_retrained_one_is_not_accused(
         project.purge()
         assert not list(folder.rglob("*oracle*"))
         with pytest.raises(ConfigError, match=r"v1 is purged.* Audit a version before"):
-            list(project.audit(MACHINE, 8))
+            list(audit(project, MACHINE, 8))
         new_key(tmp_path / "key")
         pack = write_evidence(project.ledger, "R-0001", tmp_path / "out", tmp_path / "key", {})
         assert json.loads((pack.folder / "evidence.json").read_text())["audit"] == found

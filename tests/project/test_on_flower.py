@@ -27,6 +27,7 @@ from goldfish.flower.client_store import ClientStore
 from goldfish.flower.progress import LOG, read_lines
 from goldfish.flower.submit import error_named
 from goldfish.methods.census import CENSUS, CensusSettings
+from goldfish.project.audit import audit
 from goldfish.project.evidence import case_of
 from goldfish.project.project import Project
 from goldfish.project.server_app import app
@@ -102,7 +103,7 @@ def test_both_engines_give_the_same_bits(
                 project.plan(MACHINE, ["retrain" if "goldfish" in more else "sisa"])
                 list(project.unlearn(MACHINE))
                 if client == "client-2":
-                    list(project.audit(MACHINE, 4))
+                    list(audit(project, MACHINE, 4))
                 project.purge()
             found.append([v.facts["cost"]["samples"] for v in project.ledger.versions()])
             found.append([model_digest(project, 3), project.ledger.audits()])
@@ -287,7 +288,7 @@ def test_clients_with_data_of_their_own_give_the_bits_of_one_process(
             list(project.unlearn(MACHINE))
             if data == MEMBERS:
                 with pytest.raises(ConfigError, match="this folder knows none of the removed"):
-                    list(project.audit(MACHINE, 4))
+                    list(audit(project, MACHINE, 4))
             project.forget("b", label=1, machine=MACHINE)
             list(project.unlearn(MACHINE))
             project.purge()

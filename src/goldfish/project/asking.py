@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, unknown
@@ -47,6 +46,14 @@ class Asked:
         return found
 
 
+def in_library(request: Request, content: Sequence[str], keys: set[str]) -> DeletionRequest:
+    """Return a request of the ledger as one of the library; ``keys`` are of the named samples."""
+    if request.kind == "samples":
+        return DeletionRequest(request.client, sample_ids=sorted(keys))
+    label = int(content[0]) if request.kind == "class" else None
+    return DeletionRequest(request.client, class_label=label)
+
+
 @dataclass(frozen=True)
 class Registry:
     """Who had which samples when the model was trained, and what is gone of them since."""
@@ -64,31 +71,34 @@ class Registry:
             raise ConfigError(unknown("client", client, self.manifest.clients, hint))
         return set(self.manifest.clients[client]) - self.gone[client]
 
-    def namer(self, client: str) -> Callable[[str], str]:
-        """Return what makes keys of a client's sample ids."""
-        return partial(key_of, self.salt, client=client if self.own_data else None)
+    def key(self, client: str, sample_id: str) -> str:
+        """Return the key of a client's sample."""
+        return key_of(self.salt, sample_id, client if self.own_data else None)
 
     def keys(
         self, client: str, kind: Kind, content: Sequence[str], holdings: Holdings | None
     ) -> set[str]:
-        """Return the keys that a request names; for a class, of the samples that are there."""
+        """Return the keys that a request names; for a class, of the samples that are there.
+
+        Without ``holdings`` nobody here knows of which class a sample is.
+        """
         if kind == "samples":
-            return set(map(self.namer(client), content))
-        if kind == "class" and holdings is not None:
-            return holdings.of_class(client, int(content[0]))
+            return {self.key(client, sample_id) for sample_id in content}
+        if kind == "class":
+            return set() if holdings is None else holdings.of_class(client, int(content[0]))
         return set(self.manifest.clients[client])
 
     def check_samples(self, client: str, ids: Sequence[str]) -> None:
         """Raise where a client never had some of the samples, or none of them is left."""
-        key, held = self.namer(client), set(self.manifest.clients[client])
-        strange = [sample_id for sample_id in ids if key(sample_id) not in held]
+        held = set(self.manifest.clients[client])
+        strange = [sample_id for sample_id in ids if self.key(client, sample_id) not in held]
         if strange:
             more = f" and {len(strange) - LISTED} more" if len(strange) > LISTED else ""
             raise ConfigError(
                 f"{client} never had {len(strange)} of these samples: "
                 f"{', '.join(strange[:LISTED])}{more}. Nothing was filed."
             )
-        if self.gone[client].issuperset(map(key, ids)):
+        if self.gone[client] >= self.keys(client, "samples", ids, None):
             what = f"all of these samples of {client}" if ids else "all that is named: no sample"
             raise ConfigError(f"The newest model is free of {what}. Nothing was filed.")
 
@@ -126,9 +136,7 @@ class Registry:
         for r in requests:
             if named[r.client] >= self.left(r.client):
                 by_request[r.id] = DeletionRequest(r.client)
-            elif keys[r.id] and r.kind == "class":
-                by_request[r.id] = DeletionRequest(r.client, class_label=int(contents[r.id][0]))
             elif keys[r.id]:
-                by_request[r.id] = DeletionRequest(r.client, sample_ids=sorted(keys[r.id]))
+                by_request[r.id] = in_library(r, contents[r.id], keys[r.id])
         missing = sum(len(keys[r.id] & holdings.missing(r.client)) for r in requests)
         return Asked(by_request, keys, missing)

@@ -6,62 +6,136 @@ the version, and the one before it. All others are oracles (:mod:`goldfish.evalu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from goldfish.data import TensorExamples
-from goldfish.evaluation.audit import audit_verdict
-from goldfish.experiments.audit_models import ORACLE, kept_path, measured
+from goldfish.errors import ConfigError
+from goldfish.evaluation.audit import LEAST_ORACLES, audit_verdict
+from goldfish.experiments.audit_models import ORACLE, kept_path, measured, varied
 from goldfish.experiments.evaluator import Evaluator
-from goldfish.experiments.scenario import Scenario
+from goldfish.experiments.scenario import Machine
+from goldfish.methods.auditing import drop
+from goldfish.project.ledger import AUDIT, Version
+from goldfish.project.project import Project
+from goldfish.project.settings import ProjectSettings
+from goldfish.randomness import derive_seed
 from goldfish.results import Progress
-from goldfish.types import Params
+from goldfish.store import load_checkpoint
+from goldfish.types import Federation, Params
+from goldfish.workflow import train
 
 ORACLES = 16
 """How many oracles an audit has unless told: with one model beside them, 8 are often too few."""
 
 
-def kept_margins(before: Path, version: int, name: str, number: int) -> Path:
+def audit(project: Project, machine: Machine, amount: int = ORACLES) -> Iterator[Progress]:
+    """Compare the newest version with ``amount`` models that never had the samples it forgot.
+
+    These oracles are trained as the first version was, under other seeds. What is found, with a
+    verdict in words, is in :meth:`Ledger.audits`. An audit that was interrupted goes on where it
+    was; so does one with more oracles.
+    """
+    version, before = _audited(project, amount)
+    if project.engine is None:
+        yield from project.hand_over(AUDIT, machine, str(amount))
+        return
+    with project.working():
+        holdings = project.files.holdings(machine)
+        had, gone = (project.files.gone(v.number) for v in (before, version))
+        named = {client: keys - had[client] for client, keys in gone.items()}
+        scenario = holdings.scenario(had, machine.device, removed=named)
+        removed, unseen = scenario.removed, scenario.test
+        if removed is None:
+            raise ConfigError(
+                f"The samples that v{version.number} forgot are not in the data any more: there is "
+                "nothing to compare. Audit a version before you delete them."
+            )
+        free = holdings.scenario(gone, machine.device)
+        rest = [client for client in free.clients if len(client.retained)]
+        setups = {client.id: free.setups[client.id] for client in rest}
+        engine = partial(project.engine, replace(free, clients=rest, setups=setups), machine)
+        models = [load_checkpoint(project.written(v)).params for v in (before, version)]
+        folder = project.files.version(before.number)
+        compared = (Evaluator(scenario, machine.device), removed, unseen, unseen)
+        oracles = []
+        for number in range(1, amount + 1):
+            yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
+            federation = partial(engine, f"{holdings.run_id}-{ORACLE}-{number}")
+            make = partial(_oracle, project.settings, federation, number)
+            oracles.append(measured(_kept(folder, version, ORACLE, number), make, *compared))
+            yield Progress(phase=ORACLE, round=number, rounds=amount)
+        origin, own = (
+            measured(_kept(folder, version, "model", place), partial(dict, params), *compared)
+            for place, params in enumerate(models)
+        )
+        labels = (removed.labels.cpu(), unseen.labels.cpu())
+        found = audit_verdict([own], oracles, *labels, [origin])
+        facts = {
+            **found.model_dump(exclude={"models", "oracles"}),
+            "removed": len(removed),
+            "unseen": len(unseen),
+            "oracles": amount,
+        }
+        if project.ledger.audits().get(version.number) != facts:
+            project.ledger.record(AUDIT, facts, f"v{version.number}")
+
+
+def audit_forecast(project: Project, amount: int = ORACLES) -> float:
+    """Return about how many seconds an audit takes, by what versions cost to make."""
+    version, before = _audited(project, amount)
+    sample = project.seconds_per_sample() or 0.0
+    gone, training = project.files.gone(version.number), project.settings.tables.training
+    held = project.files.manifest().clients
+    samples = sum(len(keys) - len(gone[client]) for client, keys in held.items())
+    epochs = training.rounds * training.local_epochs * training.participation
+    folder, numbers = project.files.version(before.number), range(1, amount + 1)
+    left = sum(not _kept(folder, version, ORACLE, number).exists() for number in numbers)
+    return left * epochs * samples * sample
+
+
+def _audited(project: Project, amount: int) -> tuple[Version, Version]:
+    """Return the newest version and the one before it, or say why there is no audit."""
+    version = project.current()
+    if amount < LEAST_ORACLES:
+        raise ConfigError(f"An audit has at least {LEAST_ORACLES} oracles, not {amount}.")
+    if version.parent is None:
+        raise ConfigError(
+            f"v{version.number} forgot nothing: there is nothing to audit before a "
+            "'goldfish unlearn'."
+        )
+    if project.settings.members is not None:
+        raise ConfigError(
+            "The clients have data of their own (data.members): this folder knows none of the "
+            "removed samples, and cannot look at them. Audit a run of such clients instead "
+            "('goldfish run', then 'goldfish audit'; docs/audit.md)."
+        )
+    before = next(v for v in project.ledger.versions() if v.number == version.parent)
+    if not project.files.model(before.number).exists():
+        raise ConfigError(
+            f"v{before.number} is purged, the last model that knew what v{version.number} forgot: "
+            "there is nothing left to compare. Audit a version before 'goldfish purge'."
+        )
+    return version, before
+
+
+def _kept(before: Path, version: Version, name: str, number: int) -> Path:
     """Return where an audit of a version keeps the margins of a model on removed samples.
 
     They lie in the folder of the version ``before``, which knew these samples: a purge deletes it.
     """
-    return kept_path(before, f"v{version}-{name}", number)
+    return kept_path(before, f"v{version.number}-{name}", number)
 
 
-def audit_version(
-    version: int,
-    scenario: Scenario,
-    removed: TensorExamples,
-    device: str,
-    before: Path,
-    models: Sequence[Params],
-    make: Callable[[int], Params],
-    amount: int,
-) -> Generator[Progress, None, dict[str, Any]]:
-    """Compare a version with ``amount`` oracles, and return what the ledger is to tell of it.
-
-    ``models`` are the one that knew the removed samples, which lies in the folder ``before``, and
-    the one that forgot them; ``make`` makes an oracle.
-    """
-    compared = (Evaluator(scenario, device), removed, scenario.test, scenario.test)
-    oracles = []
-    for number in range(1, amount + 1):
-        yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
-        path = kept_margins(before, version, ORACLE, number)
-        oracles.append(measured(path, partial(make, number), *compared))
-        yield Progress(phase=ORACLE, round=number, rounds=amount)
-    origin, own = (
-        measured(kept_margins(before, version, "model", place), partial(dict, params), *compared)
-        for place, params in enumerate(models)
-    )
-    labels = (removed.labels.cpu(), scenario.test.labels.cpu())
-    found = audit_verdict([own], oracles, *labels, [origin])
-    return {
-        **found.model_dump(exclude={"models", "oracles"}),
-        "removed": len(removed),
-        "unseen": len(scenario.test),
-        "oracles": amount,
-    }
+def _oracle(settings: ProjectSettings, engine: Callable[[], Federation], number: int) -> Params:
+    """Train a model as the first version was, by clients without the removed samples."""
+    own, seed = settings.own_training, settings.tables.seed
+    values = varied(settings.tables.training, number).model_dump()
+    if own is not None:
+        values |= settings.of_method(own.name).model_dump()
+    federation = engine()
+    trained = train(federation, seed=derive_seed(seed, ORACLE, number), method=own, **values)
+    if federation.bytes_kept(trained.phase):
+        drop(federation)  # what clients keep of it stands under that name alone
+    return trained.params

@@ -327,27 +327,22 @@ def lineage(
 def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
     """Audit the newest version of a project, and print what is found: ``goldfish audit``."""
     from goldfish.audits import Difference
-    from goldfish.project.audit import ORACLES
+    from goldfish.project.audit import ORACLES, audit, audit_forecast
     from goldfish.report.audit import difference
     from goldfish.report.formatting import seconds
 
     with _open(folder) as opened:
         amount = ORACLES if oracles is None else oracles
-        say(f"Forecast: {seconds(opened.audit_forecast(amount))}, by what earlier work took.")
+        say(f"Forecast: {seconds(audit_forecast(opened, amount))}, by what earlier work took.")
         again = f"goldfish audit {folder} --models {amount}"
-        steps = opened.audit(machine, amount)
-        show_progress(steps, again, close=opened.settings.on_flower)
+        show_progress(audit(opened, machine, amount), again, close=opened.settings.on_flower)
         version = opened.current()
         found = opened.ledger.audits()[version.number]
+    parts = ("before", "memory", "general", "accuracy")
+    before, *own = (difference(Difference(**found[part])) for part in parts)
     print_table(
         ("version", "memory", "all samples", "accuracy, points"),
-        (
-            (name, *("" if key is None else difference(Difference(**found[key])) for key in keys))
-            for name, keys in (
-                (f"v{version.parent} (origin)", ("before", None, None)),
-                (f"v{version.number}", ("memory", "general", "accuracy")),
-            )
-        ),
+        ((f"v{version.parent} (origin)", before, "", ""), (f"v{version.number}", *own)),
     )
     say(
         f"v{version.number} ({version.made_by}), beside {amount} oracles, by {found['removed']} "

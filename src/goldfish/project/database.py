@@ -73,14 +73,21 @@ def engine_of(url: str | Path, *, read_only: bool = False) -> Engine:
     backend = parsed.get_backend_name()
     if backend == "sqlite" and parsed.database not in (None, "", ":memory:"):
         path = Path(str(parsed.database))
+        # In a temporary file, a VACUUM would write ids.
+        pragmas = ["foreign_keys = ON", "temp_store = MEMORY"]
         if read_only:
             parsed = parsed.set(database=_reading(path), query={"uri": "true"})
         else:
             _own_file(path)
+            pragmas += ["journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"]
+
+        def prepare(connection: Any, _record: object) -> None:
+            connection.isolation_level = None  # transactions begin where _begin says so
+            for pragma in pragmas:
+                connection.execute(f"PRAGMA {pragma}").close()
+
         engine = sqlalchemy.create_engine(parsed, connect_args={"timeout": WAIT_S})
-        sqlalchemy.event.listen(engine, "connect", _prepare_sqlite)
-        if not read_only:
-            sqlalchemy.event.listen(engine, "connect", _prepare_writing)
+        sqlalchemy.event.listen(engine, "connect", prepare)
     elif backend == "postgresql":
         try:
             engine = sqlalchemy.create_engine(parsed.set(drivername="postgresql+psycopg"))
@@ -121,18 +128,6 @@ def _own_file(path: Path) -> None:
             path.chmod(0o600)
     except OSError as error:
         raise StoreError(f"The ledger {path} cannot be used: {error}.") from error
-
-
-def _prepare_sqlite(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where _begin says so
-    # VACUUM would write ids into a temporary file.
-    for pragma in ("foreign_keys = ON", "temp_store = MEMORY"):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _prepare_writing(connection: Any, _record: object) -> None:
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
-        connection.execute(f"PRAGMA {pragma}").close()
 
 
 def _begin(db: Connection) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import platform
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 from goldfish.errors import StoreError
 from goldfish.project.chain import Event
-from goldfish.project.ledger import FORGOTTEN, Artefact, Ledger, Request, Version
-from goldfish.project.signing import fingerprint, public_pem, read_key
+from goldfish.project.ledger import FORGOTTEN, Artefact, Ledger, Request, Version, stamp
+from goldfish.project.signing import fingerprint, public_pem, read_key, write_new
 from goldfish.report.formatting import listing, percent, plural
 from goldfish.results import MARGINS, Memory, Part
 from goldfish.version import __version__
@@ -92,12 +92,12 @@ class Case:
     @property
     def outstanding(self) -> list[str]:
         """What descends from the removed samples and is still there, in words."""
-        left = [a for a in self.descendants if a.state != "purged"]
         return [
             f"what {a.client} keeps of version {a.version} on its own disk"
             if a.client
             else f"{a.path} ({a.kind}, {a.state})"
-            for a in left
+            for a in self.descendants
+            if a.state != "purged"
         ]
 
     @property
@@ -158,7 +158,7 @@ def write_evidence(
         events = ledger.events()
         others = {request.id for request in ledger.requests()} - {request_id}
     head = (events[-1].number, events[-1].digest)
-    made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    made_at = stamp(datetime.now(UTC))
     facts = {**_facts(case), "configuration": dict(configuration), "made_at": made_at}
     name = fingerprint(signer.public_key())
     content = {
@@ -233,25 +233,17 @@ def _software() -> dict[str, str]:
     """Return the versions of what may matter, of those that are installed."""
     found = {"goldfish": __version__, "python": platform.python_version()}
     for name in SOFTWARE:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
 def _line(event: Event, withheld: bool) -> bytes:
     """Return an event for the pack; of one about another request, what the chain needs."""
-    written: dict[str, Any] = {
-        "number": event.number,
-        "previous": event.previous,
-        "digest": event.digest,
-    }
+    written = vars(event)
     if withheld:
-        written["body"] = event.body
-    else:
-        written |= {"at": event.at, "kind": event.kind, "subject": event.subject}
-        written["facts"] = event.facts
+        linked = {name: written[name] for name in ("number", "previous", "digest")}
+        written = {**linked, "body": event.body}
     return (json.dumps(written, sort_keys=True) + "\n").encode()
 
 
@@ -280,38 +272,39 @@ def asked(case: Case) -> list[str]:
     """Say who asked for what."""
     request = case.request
     amount = "" if request.count is None else plural(request.count, "sample")
+    counted = f" ({amount})" if amount else ""
     what = {
         "samples": f"{amount} of its data",
-        "class": "all of its data of one class" + (f" ({amount})" if amount else ""),
-        "all": "all of its data" + (f" ({amount})" if amount else ""),
+        "class": f"all of its data of one class{counted}",
+        "all": f"all of its data{counted}",
     }[request.kind]
     said = [
-        f"On {_day(request.requested_at)}, {request.client} asked that {what} be removed from the "
-        f"model. The request is {request.id}, filed on {_day(request.filed_at)}."
+        f"On {request.requested_at:%Y-%m-%d}, {request.client} asked that {what} be removed from "
+        f"the model. The request is {request.id}, filed on {request.filed_at:%Y-%m-%d}."
     ]
     if request.reason:
         said.append(f"The reason given: {request.reason}")
     closed = next((e.at for e in case.events if e.kind == "closed"), None)
-    due = f"The answer was due on {_day(request.due_at)}"
-    if closed is None:
-        late = "; it is late" if request.overdue() else ""
-        return [*said, f"{due}{late}."]
-    in_time = "in time" if datetime.fromisoformat(closed) <= request.due_at else "late"
-    return [*said, f"{due}; the request was closed on {closed[:10]}, {in_time}."]
+    if closed is not None:
+        in_time = "in time" if datetime.fromisoformat(closed) <= request.due_at else "late"
+        answered = f"; the request was closed on {closed[:10]}, {in_time}"
+    else:
+        answered = "; it is late" if request.overdue() else ""
+    return [*said, f"The answer was due on {request.due_at:%Y-%m-%d}{answered}."]
 
 
 def done(case: Case) -> list[str]:
     """Say what was done."""
-    after, before = case.after, case.before
+    after = case.after
     if after is None:
         return ["No new model was made yet: the data is still in the one that is used."]
     if case.request.id not in after.requests:
         return [
             f"Other requests had removed this data before: version {after.number} is free of it."
         ]
-    old = "" if before is None else f", which replaces version {before.number}"
+    old = f", which replaces version {after.parent}" if after.parent is not None else ""
     said = [
-        f"A new model was made on {_day(after.at)}: version {after.number}{old}. The method is "
+        f"A new model was made on {after.at:%Y-%m-%d}: version {after.number}{old}. The method is "
         f'called "{after.made_by}".'
     ]
     if after.facts.get("guarantee") == "exact":
@@ -340,13 +333,8 @@ def findings(case: Case) -> list[str]:
     """Say what was measured, in words."""
     if case.after is None:
         return ["Nothing was measured yet."]
-    return [*_test(case), *_audited(case)]
-
-
-def _audited(case: Case) -> list[str]:
-    """Say what an audit found."""
     if case.audit is None:
-        return []
+        return _test(case)
     found = {
         "remembers": "the new model still knows the removed samples better than they do. They have "
         "left traces.",
@@ -361,7 +349,10 @@ def _audited(case: Case) -> list[str]:
         "themselves.",
     }[case.audit["word"]]
     others = plural(case.audit["oracles"], "model")
-    return [f"Audit, beside {others} that were trained anew without the removed samples: {found}"]
+    return [
+        *_test(case),
+        f"Audit, beside {others} that were trained anew without the removed samples: {found}",
+    ]
 
 
 def _test(case: Case) -> list[str]:
@@ -415,10 +406,8 @@ def _memory(case: Case, which: str = "measures") -> Memory | None:
 
 def _collapsed(case: Case) -> bool:
     """Say whether the new model lost so much accuracy that no test of it counts."""
-    now, before = _measures(case, "measures"), _measures(case, "before")
-    if "accuracy" not in now or "accuracy" not in before:
-        return False
-    return bool(before["accuracy"] - now["accuracy"] >= MARGINS.collapse)
+    now, before = (_measures(case, which).get("accuracy") for which in ("measures", "before"))
+    return now is not None and before is not None and before - now >= MARGINS.collapse
 
 
 def left_over(case: Case) -> list[str]:
@@ -426,7 +415,6 @@ def left_over(case: Case) -> list[str]:
     said = [f"Made from the data, and still there: {name}." for name in case.outstanding]
     if not case.ids_forgotten:
         said.append("The list of what was asked for is still kept, as long as it is needed.")
-    said += [f"{name}." for name in case.request.facts.get("outstanding") or ()]
     said.append(
         "Copies outside of this project (backups, models that were handed on) are not covered: "
         "who received one must be told."
@@ -460,10 +448,6 @@ def _page(case: Case, made_at: str, key: str) -> str:
     )
 
 
-def _day(time: datetime) -> str:
-    return time.strftime("%Y-%m-%d")
-
-
 # Files
 
 
@@ -490,21 +474,13 @@ def _write(folder: Path, content: Mapping[str, bytes]) -> Pack:
                 shutil.rmtree(old)
         part.mkdir(mode=0o700)
         for name, data in content.items():
-            _write_file(part / name, data)
+            write_new(part / name, data, 0o600)
         part.rename(folder)
         whole = part.with_suffix(".zip")
         whole.unlink(missing_ok=True)
-        _write_file(whole, zipped.getvalue())
+        write_new(whole, zipped.getvalue(), 0o600)
         whole.rename(archive)
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
         raise StoreError(f"{folder} cannot be written: {error}.") from error
     return Pack(folder, archive)
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

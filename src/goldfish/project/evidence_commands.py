@@ -10,6 +10,7 @@ import typer
 
 from goldfish.errors import ConfigError, plain
 from goldfish.project import FILE, LEDGER, find_project
+from goldfish.project.commands import HERE, Folder
 from goldfish.terminal import console, say
 
 SIGNING_KEY = "signing.key"
@@ -44,9 +45,7 @@ def evidence(
     key: Annotated[
         Path | None, typer.Option("--key", help=f"Signs; by default {SIGNING_KEY} of the project.")
     ] = None,
-    project: Annotated[
-        Path, typer.Option("--project", metavar="DIR", help="The project; by default this folder.")
-    ] = Path(),
+    project: Folder = HERE,
 ) -> None:
     """Write a signed evidence pack of a request: a folder, and the same as a zip."""
     from goldfish.project.evidence import PAGE, write_evidence

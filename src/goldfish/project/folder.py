@@ -7,18 +7,20 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
+from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.scenario import Machine
 from goldfish.files import claim, make_folder, sha256_of, sync_folder, write_whole
 from goldfish.methods.trained import MODEL, Trained
-from goldfish.project import FILE, find_project
-from goldfish.project.holdings import Holdings, load_holdings
-from goldfish.project.settings import TEMPLATE, ProjectSettings
+from goldfish.project import FILE
+from goldfish.project.holdings import Holdings, first_census, load_holdings
+from goldfish.project.settings import ProjectSettings
 from goldfish.results import Part
 from goldfish.store import RunDirectory
 from goldfish.store.runs import first_difference
@@ -36,6 +38,7 @@ class Pinned(Part):
     """A digest of the data, where ids are positions in it."""
 
 
+@dataclass(frozen=True)
 class ProjectFolder:
     """Where a project keeps what.
 
@@ -44,30 +47,8 @@ class ProjectFolder:
     the samples that it is free of; ``work/vN`` what is being made.
     """
 
-    def __init__(self, path: Path, settings: ProjectSettings) -> None:
-        self.path = path
-        self.settings = settings
-
-    @staticmethod
-    def make(path: Path) -> Path:
-        """Make a project directory; return its settings' file."""
-        if (path / FILE).exists():
-            raise StoreError(f"{path} is a project already: it has a {FILE}.")
-        with private():
-            write_whole(path / FILE, TEMPLATE)
-        path.chmod(0o700)
-        return path / FILE
-
-    @classmethod
-    def find(cls, folder: Path) -> ProjectFolder:
-        """Return the project of this folder, or of the nearest one above it."""
-        found = find_project(folder)
-        if found is None:
-            raise ConfigError(
-                f"{folder} is no project: there is no {FILE}, here or above. "
-                "'goldfish init DIR' makes one; --project DIR names one."
-            )
-        return cls(found, ProjectSettings.read(found / FILE))
+    path: Path
+    settings: ProjectSettings
 
     def version(self, number: int) -> Path:
         """Return where a model version lies."""
@@ -80,11 +61,6 @@ class ProjectFolder:
     def work(self, number: int) -> Path:
         """Return where a version is made."""
         return self.path / "work" / f"v{number}"
-
-    @property
-    def flower(self) -> Path:
-        """Return where a server app tells what it does."""
-        return self.path / "work" / "flower"
 
     def rounds(self, number: int) -> RunDirectory:
         """Return the folder in which a version is made, for its rounds."""
@@ -138,16 +114,16 @@ class ProjectFolder:
                 "it back, or train the changed federation in a new project."
             )
 
-    def holdings(
-        self, machine: Machine, begin: Callable[[Holdings], Holdings] | None = None
-    ) -> Holdings:
-        """Read the data; with ``begin`` bind the project to what that returns, unless that is done.
+    def holdings(self, machine: Machine, engine: EngineFactory | None = None) -> Holdings:
+        """Read the data; with ``engine``, bind the project to it, unless that is done.
 
-        ``begin`` gets what is known here, and may ask clients what they hold.
+        Clients with data of their own are asked what they hold.
         """
-        if begin is not None and not (self.path / PINNED).exists():
+        if engine is not None and not (self.path / PINNED).exists():
             salt = secrets.token_hex(32)
-            holdings = begin(load_holdings(self.settings, self.path, machine, salt, None))
+            holdings = load_holdings(self.settings, self.path, machine, salt, None)
+            if holdings.elsewhere:
+                holdings = first_census(holdings, engine, machine)
             write_whole(self.path / MANIFEST, holdings.manifest.to_json())
             pinned = Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
             write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")

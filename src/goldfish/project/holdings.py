@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from goldfish.data import DatasetExamples, Partition, Subset, TensorExamples, as_examples
-from goldfish.errors import ConfigError, DataError
+from goldfish.errors import ConfigError, DataError, QuorumError
 from goldfish.experiments.client_setup import (
     ClientSetup,
     ModelSetup,
@@ -27,9 +27,11 @@ from goldfish.experiments.client_setup import (
     key_of,
     with_keys,
 )
+from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.scenario import Machine, Scenario, divide, load_data, load_test
+from goldfish.methods.census import census
 from goldfish.project.settings import ProjectSettings
-from goldfish.types import Client, ClientState, DeletionRequest, Examples, ModelFactory
+from goldfish.types import Client, ClientState, DeletionRequest, Examples, Federation, ModelFactory
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Holdings:
     def elsewhere(self) -> bool:
         """Whether clients have data of their own: ``data`` only stands for it, in number."""
         return self.told.dataset is None
+
+    @property
+    def run_id(self) -> str:
+        """The name under which clients keep what belongs to the project."""
+        return key_of(str(self.told.salt), "run", "project")
 
     def held(self, there: Mapping[str, Sequence[str]]) -> Holdings:
         """Return this with what clients with data of their own say that they hold.
@@ -113,7 +120,13 @@ class Holdings:
             if found:
                 parts.append(_in_memory(Subset(client.retained, found)))
                 holders += [client.id] * len(found)
-        together = _joined(parts).to(device) if parts else None
+        together = None
+        if parts:
+            together = TensorExamples(
+                torch.cat([part.images for part in parts]),
+                torch.cat([part.labels for part in parts]),
+                [sample_id for part in parts for sample_id in part.ids],
+            ).to(device)
         none = torch.zeros(len(holders), dtype=torch.bool)
         return Scenario(
             clients=clients,
@@ -175,6 +188,35 @@ def load_holdings(
     )
 
 
+def first_census(holdings: Holdings, engine: EngineFactory, machine: Machine) -> Holdings:
+    """Let clients with data of their own say what they hold: the manifest of the project."""
+    scenario = holdings.scenario({}, machine.device)
+    unknown = {client: replace(own, ids=(), gone=()) for client, own in scenario.setups.items()}
+    federation = engine(replace(scenario, setups=unknown), machine, holdings.run_id)
+    there = census(federation, federation.client_ids, refuse=True)
+    lacking = [client for client in federation.client_ids if not there.get(client)]
+    if lacking:
+        raise QuorumError(
+            f"{', '.join(lacking)} did not say what it holds: it is not there, or has no samples. "
+            "A training begins with all members."
+        )
+    own = {client: tuple(keys) for client, keys in there.items()}
+    return replace(holdings, manifest=Partition("members", 0, own)).held({})
+
+
+def next_census(
+    holdings: Holdings, federation: Federation, asked: Sequence[DeletionRequest]
+) -> Holdings:
+    """Let them say what they hold now, and of classes that are asked for."""
+    classes: dict[tuple[str, int], set[str]] = {}
+    for label in sorted({r.class_label for r in asked if r.class_label is not None}):
+        clients = [r.client_id for r in asked if r.class_label == label]
+        for client, keys in census(federation, clients, asked, label).items():
+            classes[client, label] = set(keys)
+    there = census(federation, federation.client_ids, asked)
+    return replace(holdings.held(there), classes=classes)
+
+
 def _elsewhere(
     settings: ProjectSettings, machine: Machine, salt: str, manifest: Partition | None
 ) -> Holdings:
@@ -215,9 +257,8 @@ def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Ho
     named: dict[str, Examples] = {}
     ids: dict[str, str] = {}
     for client_id, examples in clients.items():
-        keys = [key_of(salt, sample_id, client_id) for sample_id in examples.ids]
-        named[client_id] = _renamed(examples, keys)
-        ids |= dict(zip(keys, examples.ids, strict=True))
+        named[client_id] = _with_keys(examples, salt, client_id)
+        ids |= dict(zip(named[client_id].ids, examples.ids, strict=True))
     if manifest is None:
         manifest = Partition("own", 0, {c: tuple(own.ids) for c, own in named.items()})
     in_memory = _in_memory(test)
@@ -283,20 +324,19 @@ def _digest(parts: Iterable[Examples]) -> str:
     """Return a digest of data: ids, labels and inputs, in order."""
     content = hashlib.sha256()
     for examples in parts:
-        known = examples if isinstance(examples, TensorExamples) else _in_memory(examples)
+        known = _in_memory(examples)
         content.update("\n".join(known.ids).encode())
         for tensor in (known.labels, known.images):
             content.update(tensor.cpu().contiguous().numpy().tobytes())
     return content.hexdigest()
 
 
-def _renamed(examples: Examples, ids: Sequence[str]) -> Examples:
+def _with_keys(examples: Examples, salt: str, client: str) -> Examples:
     if isinstance(examples, TensorExamples):
-        return TensorExamples(
-            examples.images, examples.labels, ids, mean=examples.mean, std=examples.std
-        )
+        return with_keys(examples, salt, client)
     if isinstance(examples, DatasetExamples):
-        return DatasetExamples(examples.dataset, ids)
+        keys = [key_of(salt, sample_id, client) for sample_id in examples.ids]
+        return DatasetExamples(examples.dataset, keys)
     raise DataError(
         f"A client's data is a dataset or TensorExamples, not {type(examples).__name__}."
     )
@@ -308,11 +348,3 @@ def _in_memory(examples: Examples) -> TensorExamples:
         return examples
     inputs, labels = examples.batch(torch.arange(len(examples)))
     return TensorExamples(inputs, labels, list(examples.ids))
-
-
-def _joined(parts: Sequence[TensorExamples]) -> TensorExamples:
-    return TensorExamples(
-        torch.cat([part.images for part in parts]),
-        torch.cat([part.labels for part in parts]),
-        [sample_id for part in parts for sample_id in part.ids],
-    )

@@ -17,10 +17,9 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self, get_args
 from urllib.parse import unquote
 
@@ -31,7 +30,6 @@ from goldfish.errors import ConfigError, StoreError, unknown
 from goldfish.project.chain import (
     FIRST,
     Event,
-    body_digest,
     canonical,
     chain_digest,
     chain_problems,
@@ -59,7 +57,6 @@ NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
     "purged": (),
 }
 """Where an artefact may go from each state: a quarantined one comes back if it was a mistake."""
-DUE_DAYS = 30
 CLIENT_STATE = "client state"
 """The kind of an artefact that lies on a client's own disk: ``clients/ID/vN``."""
 MANIFEST_KEY, FORGOTTEN, AUDIT = "manifest key", "ids forgotten", "audit"
@@ -163,12 +160,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -214,7 +206,7 @@ class Ledger:
         count: int | None = None,
         reason: str = "",
         requested_at: datetime | None = None,
-        due_days: int = DUE_DAYS,
+        due_days: int = 30,
     ) -> Request:
         """File a deletion request, or return the one that asks for the same already.
 
@@ -225,7 +217,7 @@ class Ledger:
         """
         ids = _checked_content(kind, content)
         now = datetime.now(UTC)
-        asked = now if requested_at is None else requested_at
+        asked = requested_at or now
         if asked.tzinfo is None:
             asked = asked.replace(tzinfo=UTC)
         if asked > now:
@@ -248,8 +240,8 @@ class Ledger:
                     "count": len(ids) if kind == "samples" else count,
                     "digests": sorted(salted_digest(salt, value) for value in ids),
                     "reason": reason,
-                    "requested_at": _stamp(asked),
-                    "due_at": _stamp(asked + timedelta(days=due_days)),
+                    "requested_at": stamp(asked),
+                    "due_at": stamp(asked + timedelta(days=due_days)),
                 },
             )
             row = {"request": request_id, "filed": event.number, "key": key, "salt": salt}
@@ -333,12 +325,9 @@ class Ledger:
             if parent is not None and parent not in known:
                 raise StoreError(f"There is no version {parent} that a new one could come from.")
             number = max(known, default=0) + 1
-            about = {"made_by": made_by, "sha256": sha256, "parent": parent}
             named = [self.request(request_id).id for request_id in requests]
-            event = self._append(
-                "version", f"v{number}", {**about, "requests": named, "facts": facts}
-            )
-            return _version(event)
+            about = {"made_by": made_by, "sha256": sha256, "parent": parent, "requests": named}
+            return _version(self._append("version", f"v{number}", {**about, "facts": facts}))
 
     def versions(self) -> list[Version]:
         """Return all model versions, the first one first."""
@@ -459,35 +448,9 @@ class Ledger:
         """
         try:
             with self._reading() as db:
-                return [*database_problems(db), *self._problems(head)]
+                return [*database_problems(db), *_problems(db, head)]
         except StoreError as error:
             return [str(error)]
-
-    def _problems(self, head: tuple[int, str] | None) -> Iterator[str]:
-        with self._reading() as db:
-            rows = db.execute(text(f"{_SELECT} ORDER BY number")).all()
-            contents = db.execute(text("SELECT request, content, salt, ids FROM contents")).all()
-            key = str(db.execute(ABOUT, {"name": MANIFEST_KEY}).scalar_one_or_none())
-        events: list[Event] = []
-        for row in rows:
-            event = _event(row)
-            if event is None:
-                yield f"Event {row.number} of the ledger was changed: it cannot be read."
-            else:
-                events.append(event)
-        yield from chain_problems([(e.number, e.body, e.previous, e.digest) for e in events])
-        if head is not None and head not in {(e.number, e.digest) for e in events}:
-            yield (
-                f"Event {head[0]} of the ledger is not the one that was written down: events were "
-                "cut off, or the ledger was written anew."
-            )
-        yield from _wrong_moves(events)
-        if not events or events[0].facts.get("key") != salted_digest(key, MANIFEST_KEY):
-            yield "The key of the ledger's manifests is not the one that it was opened with."
-        filed = {e.subject: e.facts for e in events if e.kind == "filed"}
-        for row in contents:
-            if not _fits(row, filed.get(row.request)):
-                yield f"The sample ids of request {row.request} are not those that were filed."
 
     # The database
 
@@ -500,19 +463,11 @@ class Ledger:
             raise ConfigError(f"The facts of {kind!r} are not plain JSON: {error}.") from error
         last = self._open.execute(_HEAD).one_or_none()
         number, previous = (1, FIRST) if last is None else (last.number + 1, last.digest)
-        at = _stamp(datetime.now(UTC))
-        body = body_digest(number, at, kind, subject, json.loads(written))
-        row = {
-            "number": number,
-            "at": at,
-            "kind": kind,
-            "subject": subject,
-            "facts": written,
-            "previous": previous,
-            "digest": chain_digest(previous, body),
-        }
-        self._open.execute(_INSERT, row)
-        return Event(**{**row, "facts": json.loads(written)})
+        at = stamp(datetime.now(UTC))
+        event = Event(number, at, kind, subject, json.loads(written), previous, digest="")
+        event = replace(event, digest=chain_digest(previous, event.body))
+        self._open.execute(_INSERT, {**vars(event), "facts": written})
+        return event
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -595,22 +550,20 @@ def _told(events: Sequence[Event]) -> Request:
         failure = str(event.facts["reason"]) if state == "failed" else None
         facts.update(event.facts)
     facts.pop("reason", None)
-    about = dict(first.facts)
-    for name in ("requested_at", "due_at"):
-        about[name] = _time(about[name])
+    times = {n: datetime.fromisoformat(first.facts[n]) for n in ("requested_at", "due_at")}
     return Request(
+        **{**first.facts, **times},
         id=first.subject,
-        filed_at=_time(first.at),
+        filed_at=datetime.fromisoformat(first.at),
         state=state,
         facts=facts,
         failure=failure,
-        **about,
     )
 
 
 def _version(event: Event) -> Version:
-    about = dict(event.facts)
-    return Version(number=int(event.subject.removeprefix("v")), at=_time(event.at), **about)
+    number, at = int(event.subject.removeprefix("v")), datetime.fromisoformat(event.at)
+    return Version(number=number, at=at, **event.facts)
 
 
 def _artefact(events: Sequence[Event]) -> Artefact:
@@ -630,22 +583,44 @@ def _joined(all_manifests: Iterable[Mapping[str, Sequence[str] | str]]) -> dict[
     return {client: sorted(digests) for client, digests in found.items()}
 
 
+def _problems(db: Connection, head: tuple[int, str] | None) -> Iterator[str]:
+    """Say what is wrong with the events, and with what stands beside them."""
+    events: list[Event] = []
+    for row in db.execute(text(f"{_SELECT} ORDER BY number")):
+        event = _event(row)
+        if event is None:
+            yield f"Event {row.number} of the ledger was changed: it cannot be read."
+        else:
+            events.append(event)
+    yield from chain_problems([(e.number, e.body, e.previous, e.digest) for e in events])
+    if head is not None and head not in {(e.number, e.digest) for e in events}:
+        yield (
+            f"Event {head[0]} of the ledger is not the one that was written down: events were "
+            "cut off, or the ledger was written anew."
+        )
+    yield from _wrong_moves(events)
+    key = str(db.execute(ABOUT, {"name": MANIFEST_KEY}).scalar_one_or_none())
+    if not events or events[0].facts.get("key") != salted_digest(key, MANIFEST_KEY):
+        yield "The key of the ledger's manifests is not the one that it was opened with."
+    filed = {e.subject: e.facts for e in events if e.kind == "filed"}
+    for row in db.execute(text("SELECT request, content, salt, ids FROM contents")):
+        if not _fits(row, filed.get(row.request)):
+            yield f"The sample ids of request {row.request} are not those that were filed."
+
+
 def _wrong_moves(events: Iterable[Event]) -> Iterator[str]:
     """Say which events bring a request or an artefact where it cannot go."""
     states: dict[str, str] = {}
+    begins, moves = {"filed": "received", "artefact": "current"}, {**NEXT, **NEXT_ARTEFACT}
     for event in events:
-        if event.kind == "filed":
-            states[event.subject] = "received"
-        elif event.kind == "artefact":
-            states[event.subject] = "current"
-        elif event.kind in NEXT or event.kind in NEXT_ARTEFACT:
-            before = states.get(event.subject, "unknown")
-            if event.kind not in (*NEXT.get(before, ()), *NEXT_ARTEFACT.get(before, ())):
-                yield (
-                    f"Event {event.number} of the ledger cannot be true: {event.subject} was "
-                    f"{before} and cannot become {event.kind}."
-                )
-            states[event.subject] = event.kind
+        before = states.get(event.subject, "unknown")
+        if event.kind in moves and event.kind not in moves.get(before, ()):
+            yield (
+                f"Event {event.number} of the ledger cannot be true: {event.subject} was "
+                f"{before} and cannot become {event.kind}."
+            )
+        if event.kind in (*begins, *moves):
+            states[event.subject] = begins.get(event.kind, event.kind)
 
 
 def _key(client: str, kind: str, ids: Sequence[str]) -> str:
@@ -676,9 +651,6 @@ def _checked_content(kind: Kind, content: Sequence[str] | str) -> list[str]:
     return ids
 
 
-def _stamp(time: datetime) -> str:
+def stamp(time: datetime) -> str:
+    """Return a time as events have it."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _time(stamp: str) -> datetime:
-    return datetime.fromisoformat(stamp)

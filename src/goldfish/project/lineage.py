@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from goldfish.project.ledger import Artefact, Ledger
@@ -41,7 +41,9 @@ def draw(ledger: Ledger, path: Path) -> None:
     place = {artefact.path: x for x, artefact in enumerate(models)}
     for artefact, x in zip(models, place.values(), strict=True):
         version = ledger.versions()[(artefact.version or 1) - 1]
-        about = [f"v{version.number}", version.made_by, *_some(version.requests), artefact.state]
+        asked = version.requests
+        more = [f"and {len(asked) - 2} more"] if len(asked) > 2 else []
+        about = [f"v{version.number}", version.made_by, *asked[:2], *more, artefact.state]
         box = {"boxstyle": "round,pad=0.5", "facecolor": COLOURS[artefact.state], "alpha": 0.7}
         axes.text(x, 0, "\n".join(about), ha="center", va="center", bbox=box, zorder=2)
         for parent in artefact.parents:
@@ -61,16 +63,10 @@ def _models(ledger: Ledger) -> list[Artefact]:
 def _words(ledger: Ledger, artefact: Artefact) -> str:
     version = ledger.versions()[(artefact.version or 1) - 1]
     made_for = f", for {', '.join(version.requests)}" if version.requests else ""
-    origin = "" if artefact.parents else ", from newly initialised weights"
-    if version.made_by == "import":
-        origin = ""
+    fresh = not artefact.parents and version.made_by != "import"
+    origin = ", from newly initialised weights" if fresh else ""
     clients = len(artefact.manifests)
     return (
         f"{artefact.state}; {version.made_by}{origin}{made_for}; of the data of {clients} "
         f"client{'s' * (clients != 1)}; {artefact.path}"
     )
-
-
-def _some(requests: Sequence[str]) -> list[str]:
-    more = [f"and {len(requests) - 2} more"] if len(requests) > 2 else []
-    return [*requests[:2], *more]

@@ -12,18 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from goldfish.data import Partition, TensorExamples
+from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
-from goldfish.evaluation.audit import LEAST_ORACLES
-from goldfish.experiments.audit_models import ORACLE, varied
-from goldfish.experiments.client_setup import key_of
 from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Outcome
@@ -43,32 +40,28 @@ from goldfish.methods import (
     not_honoured,
     notes_of,
 )
-from goldfish.methods.auditing import drop
-from goldfish.methods.census import census
 from goldfish.methods.filing import file
 from goldfish.methods.purging import purge
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
-from goldfish.project.asking import Asked, Registry
-from goldfish.project.audit import ORACLES, audit_version, kept_margins
+from goldfish.project import FILE, find_project
+from goldfish.project.asking import Asked, Registry, in_library
 from goldfish.project.folder import ProjectFolder, private, remove
-from goldfish.project.holdings import Holdings
+from goldfish.project.holdings import Holdings, next_census
 from goldfish.project.ledger import (
-    AUDIT,
     CLIENT_STATE,
     Artefact,
+    ArtefactState,
     Kind,
     Ledger,
     Request,
     State,
     Version,
 )
-from goldfish.project.settings import AUTO, ProjectSettings
-from goldfish.randomness import derive_seed
+from goldfish.project.settings import AUTO, TEMPLATE, ProjectSettings
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
-from goldfish.settings import Settings
-from goldfish.store import KeptHistory, load_checkpoint
-from goldfish.types import DeletionRequest, Federation, Params, States
+from goldfish.store import KeptHistory
+from goldfish.types import DeletionRequest, Federation, States
 from goldfish.unlearning.optimization import shard_numbers
 from goldfish.workflow import (
     Work,
@@ -76,7 +69,6 @@ from goldfish.workflow import (
     original_training,
     own_training,
     refuse_training,
-    train,
     trained_after,
     training_plan,
     unlearning_plan,
@@ -123,15 +115,6 @@ class _Pass(Part):
 
 
 @dataclass(frozen=True)
-class _Making:
-    """How a version is made."""
-
-    method: Method[Any]
-    settings: Settings
-    plan: Plan
-
-
-@dataclass(frozen=True)
 class _Now:
     """The newest version with all that it takes to unlearn from it."""
 
@@ -169,26 +152,34 @@ class Project:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.ledger.close()
 
     @staticmethod
     def init(folder: Path) -> Path:
-        """Make a project directory with a configuration that works as it stands."""
-        return ProjectFolder.make(folder)
+        """Make a project directory with a configuration that works as it stands; return that."""
+        path = folder / FILE
+        if path.exists():
+            raise StoreError(f"{folder} is a project already: it has a {FILE}.")
+        with private():
+            write_whole(path, TEMPLATE)
+        folder.chmod(0o700)
+        return path
 
     @classmethod
     def open(cls, folder: Path) -> Project:
         """Open the project of this folder, or of the nearest one above it."""
-        found = ProjectFolder.find(folder)
-        url = found.settings.tables.ledger
+        found = find_project(folder)
+        if found is None:
+            raise ConfigError(
+                f"{folder} is no project: there is no {FILE}, here or above. "
+                "'goldfish init DIR' makes one; --project DIR names one."
+            )
+        settings = ProjectSettings.read(found / FILE)
+        url = settings.tables.ledger
         with private():
-            return cls(found, Ledger.open(url if "://" in url else found.path / url))
+            ledger = Ledger.open(url if "://" in url else found / url)
+        return cls(ProjectFolder(found, settings), ledger)
 
     @property
     def settings(self) -> ProjectSettings:
@@ -203,41 +194,35 @@ class Project:
         Nothing is yielded where a version is there already.
         """
         if self.engine is None:
-            yield from self._hand_over("train", machine)
+            yield from self.hand_over("train", machine)
             return
-        with self._working():
+        with self.working():
             if self.ledger.versions():
                 self.files.refuse_changes()
                 return
-            holdings = self.files.holdings(machine, partial(_first_census, self.engine, machine))
-            tables, rounds = self.settings.tables, self.files.rounds(1)
+            holdings = self.files.holdings(machine, self.engine)
+            training, seed = self.settings.tables.training, self.settings.tables.seed
+            own, rounds = self.settings.own_training, self.files.rounds(1)
             scenario = holdings.scenario({}, machine.device)
-            federation = self.engine(scenario, machine, _run_id(holdings))
-            own = _own_training(self.settings)
+            federation = self.engine(scenario, machine, holdings.run_id)
             kept: set[int] = set()
             if own is None:
-                todo = training_plan(federation, tables.training, tables.seed, scenario.test)
+                todo = training_plan(federation, training, seed, scenario.test)
                 work: Work = original_training
-                for name in tables.unlearning.keep_for:
+                for name in self.settings.tables.unlearning.keep_for:
                     of_method = self.settings.of_method(name)
-                    kept.update(METHODS[name].kept_rounds(of_method, tables.training.rounds))
+                    kept.update(METHODS[name].kept_rounds(of_method, training.rounds))
             else:
-                todo, work = own_training(
-                    federation,
-                    own,
-                    self.settings.of_method(own.name),
-                    tables.training,
-                    tables.seed,
-                    scenario.test,
-                )
+                of_own = self.settings.of_method(own.name)
+                todo, work = own_training(federation, own, of_own, training, seed, scenario.test)
             history = KeptHistory(rounds, kept)
             evaluator = Evaluator(scenario, machine.device)
             done = yield from recorded_phase(todo, work, rounds, evaluator, history=history)
             trained = Trained(
                 federation,
                 done.params,
-                tables.training,
-                tables.seed,
+                training,
+                seed,
                 phase=todo.phase,
                 history=history,
                 method=None if own is None else own.name,
@@ -252,19 +237,19 @@ class Project:
     def adopt(self, checkpoint: Path, machine: Machine) -> Version:
         """Take a model that was trained elsewhere, with this project's data, as version 1."""
         if self.engine is None:
-            list(self._hand_over("import", machine, str(checkpoint.resolve())))
+            list(self.hand_over("import", machine, str(checkpoint.resolve())))
             return self.current()
-        with self._working():
+        with self.working():
             if self.ledger.versions() or self.files.work(1).exists():
                 raise StoreError(
                     f"{self.folder} has a model already, or one in training. 'goldfish "
                     "import' is for a new project."
                 )
             state = _read_state(checkpoint)
-            holdings = self.files.holdings(machine, partial(_first_census, self.engine, machine))
+            holdings = self.files.holdings(machine, self.engine)
             tables = self.settings.tables
             scenario = holdings.scenario({}, machine.device)
-            federation = self.engine(scenario, machine, _run_id(holdings))
+            federation = self.engine(scenario, machine, holdings.run_id)
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
             facts = _facts(Evaluator(scenario, machine.device).measure(trained.params), [])
@@ -272,22 +257,21 @@ class Project:
 
     def current(self) -> Version:
         """Return the newest model version that was not rejected."""
-        models = {a.version for a in self.ledger.artefacts("current") if a.kind == "model"}
-        versions = [version for version in self.ledger.versions() if version.number in models]
+        models = self._models()
+        versions = [v for v in self.ledger.versions() if models.get(v.number) == "current"]
         if not versions:
             raise ConfigError(f"{self.folder} has no model yet. Run 'goldfish train' first.")
         return versions[-1]
 
     def load(self, version: Version, federation: Federation) -> Trained:
         """Return a model version, once its file is seen to be the one that was written."""
-        model = self.files.model(version.number)
-        state = {a.path: a.state for a in self.ledger.artefacts()}.get(self.files.name(model))
+        state = self._models().get(version.number)
         if state != "current":
             raise StoreError(
                 f"v{version.number} is {state}: it knows samples that were removed since, and is "
                 "no starting point any more."
             )
-        return load(self._written(version).parent, federation)
+        return load(self.written(version).parent, federation)
 
     def samples(self, machine: Machine) -> dict[str, list[str]]:
         """Return the ids of the samples that each client has, less those that are removed.
@@ -341,13 +325,11 @@ class Project:
         of_class = "class" in (kind, *(other.kind for other in pending)) and not theirs
         holdings = self.files.holdings(machine) if of_class else None
         unknown = theirs and kind == "class"
-        keys = set() if unknown else registry.keys(client, kind, content, holdings) & left
+        keys = registry.keys(client, kind, content, holdings) & left
         if not keys and not unknown:
             raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
         named = {client: keys}
         for other in pending:
-            if theirs and other.kind == "class":
-                continue
             of_other = self.ledger.content(other.id).ids
             own = registry.keys(other.client, other.kind, of_other, holdings)
             named[other.client] = named.get(other.client, set()) | own
@@ -359,7 +341,7 @@ class Project:
         return self.ledger.file(
             client,
             kind,
-            content[0] if kind == "class" else content,
+            content,
             count=None if unknown else len(keys),
             reason=reason,
             requested_at=requested_at,
@@ -374,14 +356,13 @@ class Project:
         now = self._now(machine, _in_process)  # methods are rehearsed here
         asked = self._ask(self.pending(), now)
         tables = self.settings.tables
-        known = [v.facts["cost"] for v in self.ledger.versions() if v.facts["cost"]["samples"]]
         advice = plan(
             now.trained,
             asked.requests,
             methods={n: self.settings.methods.get(n, {}) for n in methods or METHODS},
             rounds=tables.unlearning.rounds,
             test=now.holdings.test.to(machine.device),
-            seconds_per_sample=known[0]["seconds"] / known[0]["samples"] if known else None,
+            seconds_per_sample=self.seconds_per_sample(),
         )
         shards = self._shards(now.registry, asked.of_clients())
         for request in self.ledger.requests("received"):
@@ -397,32 +378,29 @@ class Project:
         the fast method, and it failed or its model lost too much accuracy, the pass retrains.
         """
         if self.engine is None:
-            yield from self._hand_over("unlearn", machine, method or "")
+            yield from self.hand_over("unlearn", machine, method or "")
             return
-        with self._working():
+        with self.working():
             now = self._now(machine, self.engine)
             self._purge_clients(now.trained.federation)
             rounds = self.files.rounds(len(self.ledger.versions()) + 1)
             begun, asked = self._begin(now, rounds.path, method)
-            held = now.holdings
-            named = asked.of_clients()
-            scenario = held.scenario(now.registry.gone, machine.device, asked.requests, named)
+            scenario = now.holdings.scenario(
+                now.registry.gone, machine.device, asked.requests, asked.of_clients()
+            )
             evaluator = Evaluator(scenario, machine.device)
             before = evaluator.measure(now.trained.params, asked.requests)
             base = max(before.accuracy, self._base_accuracy(now.version))
+            states = now.trained.states or {}
             while True:
-                making = self._making(begun.method, now, asked, scenario.test)
+                todo = self._todo(begun.method, now, asked, scenario.test)
+                way, own = METHODS[begun.method], self.settings.of_method(begun.method)
                 for request in begun.requests:
                     self._advance(request, "running", method=begun.method)
                 try:
-                    done = yield from recorded_phase(
-                        making.plan,
-                        bind(making.method.unlearn, making.settings),
-                        rounds,
-                        evaluator,
-                        now.trained.states or {},
-                    )
-                    lost = _lost(making.plan, done, asked)
+                    work = bind(way.unlearn, own)
+                    done = yield from recorded_phase(todo, work, rounds, evaluator, states)
+                    lost = _lost(todo, done, asked)
                 except (ConfigError, DataError, DivergenceError, QuorumError) as error:
                     if not begun.auto:
                         self._fail(begun.requests, str(error))
@@ -439,85 +417,31 @@ class Project:
             facts = _facts(
                 found,
                 [record.cost for record in done.records],
-                guarantee=making.method.guarantee,
-                notes=list(notes_of(making.method, making.plan, making.settings)),
+                guarantee=way.guarantee,
+                notes=list(notes_of(way, todo, own)),
                 before=_measures(before),
                 tried={FAST: begun.tried} if begun.tried else {},
             )
             failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
             honoured = [r for r in asked.by_request if r not in failed]
             removed = asked.of_clients(honoured)
-            leaves = [d for d in making.plan.requests if deletion_kind(d) == "client"]
+            leaves = [d for d in todo.requests if deletion_kind(d) == "client"]
             after = replace(
-                trained_after(making.plan, done.params, done.memo, []),
+                trained_after(todo, done.params, done.memo, []),
                 # What knew removed samples is not kept, and no client has them any more.
                 history={},
-                states=_free(done.states, now.trained.states or {}, making.method, removed),
+                states=_free(done.states, states, way, removed),
                 honoured=[d for d in leaves if d not in lost],
             )
-            gone = now.registry.gone
-            if making.method.prepare is not None or self.settings.tables.training.shards > 1:
+            if way.prepare is not None or self.settings.tables.training.shards > 1:
                 facts["shards"] = self._shards(now.registry, removed)
             if self.settings.on_flower:
-                facts["kept"] = _phases(now.version, making, removed)
-            free = {client: keys | removed.get(client, set()) for client, keys in gone.items()}
-            self._publish(after, begun.method, facts, free, parent=now.version, requests=honoured)
+                facts["kept"] = _phases(now.version, todo, way, removed)
+            gone = {c: keys | removed.get(c, set()) for c, keys in now.registry.gone.items()}
+            parent = now.version.number
+            self._publish(after, begun.method, facts, gone, parent=parent, requests=honoured)
             for request, reason in failed.items():
                 self._fail([request], reason)
-
-    # Audits
-
-    def audit(self, machine: Machine, oracles: int = ORACLES) -> Iterator[Progress]:
-        """Compare the newest version with models that never had the samples that it forgot.
-
-        These oracles are trained as the first version was, under other seeds. What is found, with a
-        verdict in words, is in :meth:`Ledger.audits`. An audit that was interrupted goes on where
-        it was; so does one with more oracles.
-        """
-        version, before = self._audited(oracles)
-        if self.engine is None:
-            yield from self._hand_over(AUDIT, machine, str(oracles))
-            return
-        with self._working():
-            holdings = self.files.holdings(machine)
-            had, gone = (self.files.gone(v.number) for v in (before, version))
-            named = {client: keys - had[client] for client, keys in gone.items()}
-            scenario = holdings.scenario(had, machine.device, removed=named)
-            if scenario.removed is None:
-                raise ConfigError(
-                    f"The samples that v{version.number} forgot are not in the data any more: "
-                    "there is nothing to compare. Audit a version before you delete them."
-                )
-            free = holdings.scenario(gone, machine.device)
-            rest = [client for client in free.clients if len(client.retained)]
-            setups = {client.id: free.setups[client.id] for client in rest}
-            engine = partial(self.engine, replace(free, clients=rest, setups=setups), machine)
-            facts = yield from audit_version(
-                version.number,
-                scenario,
-                scenario.removed,
-                machine.device,
-                self.files.version(before.number),
-                [load_checkpoint(self._written(v)).params for v in (before, version)],
-                partial(self._oracle, engine, _run_id(holdings)),
-                oracles,
-            )
-            if self.ledger.audits().get(version.number) != facts:
-                self.ledger.record(AUDIT, facts, f"v{version.number}")
-
-    def audit_forecast(self, oracles: int = ORACLES) -> float:
-        """Return about how many seconds an audit takes, by what versions cost to make."""
-        version, before = self._audited(oracles)
-        costs = (Cost.model_validate(v.facts["cost"]) for v in self.ledger.versions())
-        sample = next((cost.seconds / cost.samples for cost in costs if cost.samples), 0.0)
-        gone, training = self.files.gone(version.number), self.settings.tables.training
-        held = self.files.manifest().clients
-        samples = sum(len(keys) - len(gone[client]) for client, keys in held.items())
-        epochs = training.rounds * training.local_epochs * training.participation
-        folder = self.files.version(before.number)
-        kept = (kept_margins(folder, version.number, ORACLE, n) for n in range(1, oracles + 1))
-        left = sum(not path.exists() for path in kept)
-        return left * epochs * samples * sample
 
     # What becomes of versions
 
@@ -526,7 +450,7 @@ class Project:
 
         Its requests are open again.
         """
-        with self._working():
+        with self.working():
             rejected = self.current()
             before = [a for a in self.ledger.artefacts() if a.version == rejected.parent]
             if not before or any(artefact.state != "quarantined" for artefact in before):
@@ -536,10 +460,9 @@ class Project:
                 )
             with self.ledger.together():
                 for artefact in self.ledger.artefacts("current"):
-                    if artefact.kind == CLIENT_STATE:  # it is there until its client is reached
-                        self.ledger.move_artefact(artefact.path, "quarantined", rejected=True)
-                    else:
-                        self.ledger.move_artefact(artefact.path, "purged", rejected=True)
+                    kept = artefact.kind == CLIENT_STATE  # it is there until its client is reached
+                    state: ArtefactState = "quarantined" if kept else "purged"
+                    self.ledger.move_artefact(artefact.path, state, rejected=True)
                 for artefact in before:
                     self.ledger.move_artefact(artefact.path, "current")
                 self._fail(rejected.requests, f"v{rejected.number} was rejected")
@@ -557,9 +480,9 @@ class Project:
         if dry_run or not (old or self.ledger.requests("audited")):
             return old
         if self.engine is None:
-            list(self._hand_over("purge", machine or Machine()))
+            list(self.hand_over("purge", machine or Machine()))
         else:
-            with self._working():
+            with self.working():
                 self._purge(machine or Machine(), self.engine)
         left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
         return [artefact for artefact in old if artefact.path not in left]
@@ -570,44 +493,17 @@ class Project:
 
     # Parts of the above
 
-    def _audited(self, oracles: int) -> tuple[Version, Version]:
-        """Return the newest version and the one before it, or say why there is no audit."""
-        version = self.current()
-        if oracles < LEAST_ORACLES:
-            raise ConfigError(f"An audit has at least {LEAST_ORACLES} oracles, not {oracles}.")
-        if version.parent is None:
-            raise ConfigError(
-                f"v{version.number} forgot nothing: there is nothing to audit before a "
-                "'goldfish unlearn'."
-            )
-        if self.settings.members is not None:
-            raise ConfigError(
-                "The clients have data of their own (data.members): this folder knows none of the "
-                "removed samples, and cannot look at them. Audit a run of such clients instead "
-                "('goldfish run', then 'goldfish audit'; docs/audit.md)."
-            )
-        before = next(v for v in self.ledger.versions() if v.number == version.parent)
-        if not self.files.model(before.number).exists():
-            raise ConfigError(
-                f"v{before.number} is purged, the last model that knew what v{version.number} "
-                "forgot: there is nothing left to compare. Audit a version before 'goldfish purge'."
-            )
-        return version, before
+    def seconds_per_sample(self) -> float | None:
+        """Return how long a sample took in the first version that was trained here."""
+        costs = (version.facts["cost"] for version in self.ledger.versions())
+        return next((cost["seconds"] / cost["samples"] for cost in costs if cost["samples"]), None)
 
-    def _oracle(self, engine: Callable[[str], Federation], run_id: str, number: int) -> Params:
-        """Train a model as the first version was, by clients without the removed samples."""
-        tables, own = self.settings.tables, _own_training(self.settings)
-        settings = varied(tables.training, number).model_dump()
-        if own is not None:
-            settings |= self.settings.of_method(own.name).model_dump()
-        federation = engine(f"{run_id}-{ORACLE}-{number}")
-        seed = derive_seed(tables.seed, ORACLE, number)
-        trained = train(federation, seed=seed, method=own, **settings)
-        if federation.bytes_kept(trained.phase):
-            drop(federation)  # what clients keep of it stands under that name alone
-        return trained.params
+    def _models(self) -> dict[int, str]:
+        """Return what became of the model of each version: current, quarantined or purged."""
+        models = (a for a in self.ledger.artefacts() if a.kind == "model")
+        return {a.version: a.state for a in models if a.version is not None}
 
-    def _written(self, version: Version) -> Path:
+    def written(self, version: Version) -> Path:
         """Return the model file of a version, once it is seen to be the one that was written."""
         model = self.files.model(version.number)
         if not model.exists() or sha256_of(model) != version.sha256:
@@ -617,12 +513,12 @@ class Project:
             )
         return model
 
-    def _hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
+    def hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
         """Let a server app, which can reach the clients, carry a command out."""
         with private():
             yield from project_on_flower(
                 self.settings.tables.flower,
-                self.files.flower,
+                self.folder / "work" / "flower",  # where it tells what it does
                 machine,
                 {"project": str(self.folder), "command": command, "what": what},
                 tell=self.tell,
@@ -641,20 +537,22 @@ class Project:
         self.ledger.forget_ids(*(request.id for request in done))
         if self._client_states():
             self._purge_clients(self._now(machine, engine).trained.federation)
-        self._close()
+        if not self.ledger.artefacts("quarantined"):  # here, or with a client
+            with self.ledger.together():
+                for request in self.ledger.requests("audited"):
+                    self.ledger.move(request.id, "closed")
 
     def _client_states(self) -> list[Artefact]:
         """Return what clients keep of versions that are purged or rejected."""
-        artefacts = self.ledger.artefacts()
-        over = {a.version for a in artefacts if a.kind == "model" and a.state == "purged"}
-        states = [a for a in artefacts if a.kind == CLIENT_STATE and a.state == "quarantined"]
-        return [artefact for artefact in states if artefact.version in over]
+        over = {number for number, state in self._models().items() if state == "purged"}
+        left = self.ledger.artefacts("quarantined")
+        return [a for a in left if a.kind == CLIENT_STATE and a.version in over]
 
     def _purge_clients(self, federation: Federation) -> None:
         """Let the clients that are there delete what they keep of versions that are over."""
         states = self._client_states()
         keep: dict[str, list[str]] = {artefact.client: [] for artefact in states}
-        models = {a.version: a.state for a in self.ledger.artefacts() if a.kind == "model"}
+        models = self._models()
         for version in self.ledger.versions():
             if models[version.number] != "purged":  # a reject may still bring it back
                 for client, phases in version.facts.get("kept", {}).items():
@@ -665,24 +563,14 @@ class Project:
                 if artefact.client in done:
                     self.ledger.move_artefact(artefact.path, "purged")
 
-    def _close(self) -> None:
-        """Close the requests of which nothing is left, in this folder or with a client."""
-        if self.ledger.artefacts("quarantined"):
-            return
-        with self.ledger.together():
-            for request in self.ledger.requests("audited"):
-                self.ledger.move(request.id, "closed")
-
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def working(self) -> Iterator[None]:
         """Let this process alone change the project, and clear what a killed one left."""
         with self.files.working():
-            models = {a.version: a.state for a in self.ledger.artefacts() if a.kind == "model"}
-            for number, state in models.items():
-                if number is not None:
-                    remove(self.files.work(number))
-                    if state == "purged":
-                        remove(self.files.version(number))
+            for number, state in self._models().items():
+                remove(self.files.work(number))
+                if state == "purged":
+                    remove(self.files.version(number))
             yield
 
     def _registry(self, version: Version) -> Registry:
@@ -694,7 +582,7 @@ class Project:
         version = self.current()
         registry, holdings = self._registry(version), self.files.holdings(machine)
         scenario = holdings.scenario(registry.gone, machine.device)
-        federation = engine(scenario, machine, _run_id(holdings))
+        federation = engine(scenario, machine, holdings.run_id)
         return _Now(version, registry, holdings, self.load(version, federation))
 
     def _ask(self, requests: Sequence[Request], now: _Now, *, begun: bool = False) -> Asked:
@@ -703,7 +591,11 @@ class Project:
         contents = {request.id: self.ledger.content(request.id).ids for request in requests}
         holdings = now.holdings
         if holdings.elsewhere and not isinstance(now.trained.federation, InProcess):
-            holdings = _census(requests, contents, now)
+            asked = []
+            for r in requests:
+                keys = now.registry.keys(r.client, r.kind, contents[r.id], None)
+                asked.append(in_library(r, contents[r.id], keys))
+            holdings = next_census(holdings, now.trained.federation, asked)
             known = holdings.classes
             away = [
                 r
@@ -721,7 +613,7 @@ class Project:
 
     def _shards(self, registry: Registry, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
         """Return the shards of each client that hold what is removed; the first one is 1."""
-        tables, own, touched = self.settings.tables, _own_training(self.settings), {}
+        tables, own, touched = self.settings.tables, self.settings.own_training, {}
         for client, keys in removed.items():
             ids = registry.manifest.clients[client]
             shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
@@ -767,11 +659,11 @@ class Project:
             leaves = any(deletion_kind(request) == "client" for request in asked.requests)
             name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
         begun = _Pass(method=name, auto=auto and name == FAST, requests=list(asked.by_request))
-        self._making(name, now, asked, now.holdings.test)  # or raise, before anything is noted
+        self._todo(name, now, asked, now.holdings.test)  # or raise, before anything is noted
         begun.write(path)
         return begun, asked
 
-    def _making(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> _Making:
+    def _todo(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> Plan:
         """Return how a method makes the next version; raise where it cannot do what is asked."""
         method, tables = method_named(name), self.settings.tables
         own = self.settings.of_method(name)
@@ -792,7 +684,7 @@ class Project:
                 f"more, and {name} must show them to the old model once more. Use a method that "
                 "starts anew: --method retrain."
             )
-        return _Making(method, own, todo)
+        return todo
 
     def _base_accuracy(self, version: Version) -> float:
         """Return the accuracy of the last version that was trained, and not repaired."""
@@ -823,7 +715,7 @@ class Project:
         facts: Mapping[str, Any],
         gone: Mapping[str, set[str]],
         *,
-        parent: Version | None = None,
+        parent: int | None = None,
         requests: Sequence[str] = (),
     ) -> Version:
         """Write a version, then say so in the ledger, where older ones are quarantined."""
@@ -835,11 +727,7 @@ class Project:
         fresh = parent is None or METHODS[made_by].guarantee == "exact"
         with self.ledger.together():
             version = self.ledger.add_version(
-                made_by,
-                sha256,
-                parent=None if parent is None else parent.number,
-                requests=requests,
-                **facts,
+                made_by, sha256, parent=parent, requests=requests, **facts
             )
             old = self.ledger.artefacts("current")
             for artefact in old:
@@ -852,18 +740,13 @@ class Project:
                 parents=[] if fresh else [a.path for a in old if a.kind == "model"],
                 manifests=manifests,
             )
-            history = self.files.version(number) / "history"
-            if history.exists():
-                self.ledger.add_artefact(
-                    self.files.name(history), "updates", version=number, manifests=manifests
-                )
-            for client in manifests if self.settings.on_flower else ():
-                self.ledger.add_artefact(
-                    f"clients/{client}/v{number}",
-                    CLIENT_STATE,
-                    version=number,
-                    manifests=manifests,
-                )
+            others = {}
+            if (history := self.files.version(number) / "history").exists():
+                others[self.files.name(history)] = "updates"
+            if self.settings.on_flower:
+                others |= {f"clients/{client}/v{number}": CLIENT_STATE for client in manifests}
+            for path, kind in others.items():
+                self.ledger.add_artefact(path, kind, version=number, manifests=manifests)
             for request in requests:
                 self._advance(request, "unlearned", version=number)
                 self._advance(request, "audited", measures=facts["measures"])
@@ -883,51 +766,6 @@ def _in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess
     )
 
 
-def _run_id(holdings: Holdings) -> str:
-    """Return the name under which clients keep what belongs to a project."""
-    return key_of(str(holdings.told.salt), "run", "project")
-
-
-def _first_census(engine: EngineFactory, machine: Machine, holdings: Holdings) -> Holdings:
-    """Let clients with data of their own say what they hold: the manifest of the project."""
-    if not holdings.elsewhere:
-        return holdings
-    scenario = holdings.scenario({}, machine.device)
-    unknown = {client: replace(own, ids=(), gone=()) for client, own in scenario.setups.items()}
-    federation = engine(replace(scenario, setups=unknown), machine, _run_id(holdings))
-    there = census(federation, federation.client_ids, refuse=True)
-    lacking = [client for client in federation.client_ids if not there.get(client)]
-    if lacking:
-        raise QuorumError(
-            f"{', '.join(lacking)} did not say what it holds: it is not there, or has no samples. "
-            "A training begins with all members."
-        )
-    own = {client: tuple(keys) for client, keys in there.items()}
-    return replace(holdings, manifest=Partition("members", 0, own)).held({})
-
-
-def _census(
-    requests: Sequence[Request], contents: Mapping[str, Sequence[str]], now: _Now
-) -> Holdings:
-    """Return what clients with data of their own hold now, and of classes that are asked for."""
-    federation, asked = now.trained.federation, []
-    for r in requests:
-        if r.kind == "samples":
-            named = now.registry.keys(r.client, r.kind, contents[r.id], None)
-            asked.append(DeletionRequest(r.client, sample_ids=sorted(named)))
-        elif r.kind == "class":
-            asked.append(DeletionRequest(r.client, class_label=int(contents[r.id][0])))
-        else:
-            asked.append(DeletionRequest(r.client))
-    classes: dict[tuple[str, int], set[str]] = {}
-    for label in sorted({r.class_label for r in asked if r.class_label is not None}):
-        clients = [r.client_id for r in asked if r.class_label == label]
-        for client, keys in census(federation, clients, asked, label).items():
-            classes[client, label] = set(keys)
-    there = census(federation, federation.client_ids, asked)
-    return replace(now.holdings.held(there), classes=classes)
-
-
 def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:
     """Return the requests that a finished pass does not honour, and why; raise if none is."""
     absences = [record.absent for record in done.records]
@@ -938,12 +776,6 @@ def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]
             "newest model is the one of before."
         )
     return lost
-
-
-def _own_training(settings: ProjectSettings) -> Method[Any] | None:
-    """Return the method of the settings, where it has a training of its own."""
-    name = settings.tables.unlearning.method
-    return METHODS[name] if name != AUTO and METHODS[name].prepare is not None else None
 
 
 def _free(
@@ -960,14 +792,13 @@ def _free(
 
 
 def _phases(
-    before: Version, making: _Making, touched: Mapping[str, object]
+    before: Version, todo: Plan, way: Method[Any], touched: Mapping[str, object]
 ) -> dict[str, list[str]]:
     """Return the phases of which each client may keep shard models: as :func:`_free`."""
-    own, alone = making.plan.phase, making.method.prepare is not None
-    kept: Mapping[str, list[str]] = before.facts.get("kept", {})
+    kept: Mapping[str, list[str]] = before.facts.get("kept", {}) if way.prepare is not None else {}
     return {
-        client: [*(kept.get(client, []) if alone and client not in touched else []), own]
-        for client in making.plan.federation.client_ids
+        client: [*([] if client in touched else kept.get(client, [])), todo.phase]
+        for client in todo.federation.client_ids
     }
 
 
@@ -983,9 +814,6 @@ def _facts(final: Final, costs: Sequence[Cost], **more: Any) -> dict[str, Any]:
 
 def _read_state(path: Path) -> Mapping[str, Any]:
     """Read a state dict: safetensors, or what torch.save wrote."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -16,6 +16,7 @@ from goldfish.errors import ConfigError
 from goldfish.experiments.scenario import Machine
 from goldfish.flower.progress import ProgressLog, alone_in
 from goldfish.flower.server_app import absolute, engine_on, machine_of
+from goldfish.project.audit import audit
 from goldfish.project.folder import private
 from goldfish.project.ledger import AUDIT
 from goldfish.project.project import Project
@@ -47,7 +48,7 @@ def _steps(project: Project, machine: Machine, command: str, what: str) -> Itera
     if command == "unlearn":
         return project.unlearn(machine, what or None)
     if command == AUDIT:
-        return project.audit(machine, int(what))
+        return audit(project, machine, int(what))
     if command == "import":
         project.adopt(Path(what), machine)
     elif command == "purge":

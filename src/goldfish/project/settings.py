@@ -20,7 +20,7 @@ from goldfish.experiments.config import (
     split_methods,
 )
 from goldfish.federation.settings import FlowerSettings
-from goldfish.methods import METHODS
+from goldfish.methods import METHODS, Method
 from goldfish.project import LEDGER
 from goldfish.settings import Count, Settings, TrainingSettings
 
@@ -143,6 +143,12 @@ class ProjectSettings:
     def of_method(self, name: str) -> Settings:
         """Return the settings of a method."""
         return method_settings(name, self.methods)
+
+    @property
+    def own_training(self) -> Method[Any] | None:
+        """The method, where it has a training of its own."""
+        own = METHODS.get(self.tables.unlearning.method)
+        return own if own is not None and own.prepare is not None else None
 
     @property
     def on_flower(self) -> bool:

@@ -20,17 +20,14 @@ from cryptography.hazmat.primitives.serialization import (
 
 from goldfish.errors import ConfigError, StoreError
 
-PUBLIC = ".pub"
-"""The public key lies beside the private one, under its name with this at the end."""
-
 
 def new_key(path: Path) -> Path:
     """Make a key pair: the private key at ``path``, for its owner alone, the public one beside it.
 
     A key that is there is never replaced: what it signed could not be told from a forgery. Returns
-    the path of the public key.
+    the path of the public key: that of the private one with ``.pub`` at the end.
     """
-    public = path.with_name(path.name + PUBLIC)
+    public = path.with_name(f"{path.name}.pub")
     for there in (path, public):
         if there.exists():
             raise StoreError(f"{there} exists. A key is never replaced: choose another name.")
@@ -38,21 +35,26 @@ def new_key(path: Path) -> Path:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_new(public, public_pem(key), 0o644)
-        _write_new(path, private, 0o600)  # last: who has a key has its public one too
+        _write_whole(public, public_pem(key), 0o644)
+        _write_whole(path, private, 0o600)  # last: who has a key has its public one too
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error}.") from error
     return public
 
 
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whole, and only if there is none; it never has more rights than ``mode``."""
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Write a file, only if there is none; it never has more rights than ``mode``."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_whole(path: Path, content: bytes, mode: int) -> None:
+    """Write a new file so that it appears whole."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(part, content, mode)
         os.link(part, path)
     finally:
         with contextlib.suppress(OSError):

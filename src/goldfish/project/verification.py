@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,54 +94,37 @@ def _check_signature(content: Mapping[str, bytes], key: Path | None) -> Iterator
         return
     name = fingerprint(own)
     if key is None:
-        whose = Check(
+        yield Check(
             "whose key",
             "not checked",
             f"The pack brings its own key, {name}. Compare it with the one that the signer gave "
             "you, or give that one with --key.",
         )
     else:
-        expected = read_public(_bytes(key), str(key))
-        same = fingerprint(expected) == name
+        with _readable(key):
+            expected = fingerprint(read_public(key.read_bytes(), str(key)))
         told = f"It was signed with the key {name}"
-        whose = Check(
-            "whose key",
-            "right" if same else "wrong",
-            f"{told}." if same else f"{told}, and not with {fingerprint(expected)} of {key}.",
-        )
-    yield whose
-    if is_signed(own, signature, content[MANIFEST]):
-        yield Check("signature", "right", f"{MANIFEST} is as it was signed.")
-    else:
-        yield Check(
-            "signature", "wrong", f"{MANIFEST}, {SIGNATURE} or {KEY} was changed after signing."
-        )
+        wrong = [] if expected == name else [f"{told}, and not with {expected} of {key}."]
+        yield from _checked("whose key", wrong, f"{told}.")
+    signed = is_signed(own, signature, content[MANIFEST])
+    wrong = [] if signed else [f"{MANIFEST}, {SIGNATURE} or {KEY} was changed after signing."]
+    yield from _checked("signature", wrong, f"{MANIFEST} is as it was signed.")
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
-
-
-def _check_files(content: Mapping[str, bytes], manifest: Manifest) -> Iterator[Check]:
-    wrong = False
+def _check_files(content: Mapping[str, bytes], manifest: Manifest) -> list[Check]:
+    wrong = {}
     for name, digest in manifest.files.items():
         if name not in content:
-            wrong = True
-            yield Check(name, "wrong", "It is missing from the pack.")
+            wrong[name] = "It is missing from the pack."
         elif sha256(content[name]) != digest:
-            wrong = True
-            yield Check(name, "wrong", "It was changed: its SHA-256 is another.")
+            wrong[name] = "It was changed: its SHA-256 is another."
     for name in sorted(content.keys() - manifest.files.keys() - {MANIFEST, SIGNATURE}):
-        wrong = True
-        yield Check(name, "wrong", "It does not belong to the pack.")
-    if not wrong:
-        yield Check("files", "right", f"{len(manifest.files)} files have their SHA-256.")
+        wrong[name] = "It does not belong to the pack."
+    right = Check("files", "right", f"{len(manifest.files)} files have their SHA-256.")
+    return [Check(name, "wrong", why) for name, why in wrong.items()] or [right]
 
 
-def _check_chain(lines: bytes, manifest: Manifest) -> Iterator[Check]:
+def _check_chain(lines: bytes, manifest: Manifest) -> list[Check]:
     """Check that the events in the pack are one chain, up to the event that the manifest names."""
     links: list[tuple[int, str, str, str]] = []
     told = 0
@@ -156,17 +140,13 @@ def _check_chain(lines: bytes, manifest: Manifest) -> Iterator[Check]:
             links.append((int(event["number"]), body, event["previous"], event["digest"]))
         problems = list(chain_problems(links))
     except (ValueError, KeyError, TypeError) as error:
-        yield Check("ledger entries", "wrong", f"{EVENTS} cannot be read: {error}.")
-        return
+        return [Check("ledger entries", "wrong", f"{EVENTS} cannot be read: {error}.")]
     end = (links[-1][0], links[-1][3]) if links else (0, "")
     if end != manifest.head:
         problems.append(f"They end with event {end[0]}, and not with {manifest.head[0]} as signed.")
-    for problem in problems:
-        yield Check("ledger entries", "wrong", problem)
-    if not problems:
-        others = f"; of {len(links) - told} about other requests it has only the digests"
-        whole = f"{len(links)} events are one chain{others if told < len(links) else ''}."
-        yield Check("ledger entries", "right", whole)
+    others = f"; of {len(links) - told} about other requests it has only the digests"
+    whole = f"{len(links)} events are one chain{others if told < len(links) else ''}."
+    return _checked("ledger entries", problems, whole)
 
 
 def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -> Check:
@@ -178,10 +158,8 @@ def _check_model(manifest: Manifest, model: Path | None, project: Path | None) -
     path = model or (project / expected.path if project else None)
     if path is None or (model is None and not path.is_file()):
         return Check(what, "not checked", "Its file is not at hand: give it with --model.")
-    try:
+    with _readable(path):
         found = sha256_of(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
     if found == expected.sha256:
         return Check(what, "right", f"{path} has the SHA-256 of the pack.")
     return Check(what, "wrong", f"{path} is not the model of the pack: its SHA-256 is another.")
@@ -200,17 +178,26 @@ def _check_project(
                 problems = opened.verify(manifest.head)
         except StoreError as error:
             problems = [str(error)]
-        for problem in problems:
-            yield Check(what, "wrong", problem)
-        if not problems:
-            yield Check(what, "right", "Its events are one chain, and the pack's are among them.")
-    if project is None:
-        if manifest.purged:
-            yield Check("deleted files", "not checked", "The project is not at hand.")
-        return
-    back = [name for name in manifest.purged if (project / name).exists()]
-    for name in back:
-        yield Check("deleted files", "wrong", f"{name} is there again.")
-    if manifest.purged and not back:
+        right = "Its events are one chain, and the pack's are among them."
+        yield from _checked(what, problems, right)
+    if manifest.purged and project is None:
+        yield Check("deleted files", "not checked", "The project is not at hand.")
+    elif manifest.purged and project is not None:
+        back = [name for name in manifest.purged if (project / name).exists()]
         gone = plural(len(manifest.purged), "file or folder")
-        yield Check("deleted files", "right", f"Not there any more: {gone}.")
+        again = [f"{name} is there again." for name in back]
+        yield from _checked("deleted files", again, f"Not there any more: {gone}.")
+
+
+def _checked(what: str, problems: Sequence[str], right: str) -> list[Check]:
+    """Return each problem of a thing, or that it is right."""
+    return [Check(what, "wrong", told) for told in problems] or [Check(what, "right", right)]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say in words that a file which was given cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
