@@ -23,6 +23,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -454,13 +455,10 @@ class StoredCache(MutableMapping[str, tuple[str, Tensor]]):
         return len(list(iter(self)))
 
 
+@dataclass(eq=False)
 class StoredState(ClientState):
     """A client's state on disk, as a step sees it."""
 
     arrays: StoredArrays
     cache: StoredCache
-
-    def __init__(self, arrays: StoredArrays, cache: StoredCache, tombstones: set[str]) -> None:
-        self.arrays = arrays
-        self.cache = cache
-        self.tombstones = tombstones
+    tombstones: set[str]

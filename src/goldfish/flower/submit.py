@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -218,11 +217,7 @@ class Submission:
         self._again = again
         """The command that goes on with it."""
         self._token = secrets.token_hex(8)
-        self._place = 0
-        self._started = False
         self._over = False
-        self._finished = False
-        """Flower says that the run has ended."""
         self._child: subprocess.Popen[bytes] | None = None
         self._home = folder / "home"
         """Where Flower's command line runs: no folder there can be mistaken for an app."""
@@ -247,11 +242,15 @@ class Submission:
 
     def follow(self) -> Iterator[Progress]:
         """Yield what the server app reports, until it ends; raise what ended it."""
+        place, started, finished = 0, False, False
         ended: float | None = None
         late = time.monotonic() + STARTED_AFTER
         while not self._over:
-            gone = self._finished or (self._started and not is_at_work(self._out))
-            entries = self._own_entries()
+            gone = finished or (started and not is_at_work(self._out))
+            entries, place = read_lines(self._out / LOG, place)
+            if not started:  # what stands before our own token is another app's
+                entries = list(dropwhile(lambda entry: entry.get("token") != self._token, entries))
+                started = bool(entries)
             for entry in entries:
                 if "phase" in entry:
                     yield Progress.model_validate(entry)
@@ -260,17 +259,28 @@ class Submission:
                     raise error_named(entry["error"], entry["message"])
                 else:
                     self._over = "done" in entry
-            if not entries and not self._over:
-                if gone:
-                    raise StoreError(
-                        f"The Flower run {self._run} ended before its time: "
-                        f"{self._out / FLOWER_LOG} has what it said. Go on with: {self._again}"
-                    )
-                ended = self._watch(ended)
-                if not self._started and time.monotonic() > late:
-                    late = math.inf
-                    self._tell(self._waiting())
-                time.sleep(POLL)
+            if entries:
+                continue
+            if gone:
+                raise StoreError(
+                    f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} "
+                    f"has what it said. Go on with: {self._again}"
+                )
+            # Flower's side may have ended without a word in the run directory.
+            if self._child is None or self._child.poll() is None:
+                ended = None
+            elif self._run is None:
+                said = _end_of(self._said)
+                raise ConfigError(f"The SuperLink did not take the run. Flower says: {said}")
+            elif ended is None:
+                ended = time.monotonic()
+            elif time.monotonic() - ended > ENDED_FOR:
+                finished = not self._going()  # what it said meanwhile is read before that counts
+                ended = time.monotonic()
+            if not started and time.monotonic() > late:
+                late = math.inf
+                self._tell(self._waiting())
+            time.sleep(POLL)
 
     def stop(self) -> None:
         """End the Flower run if it is still going, and the child process with it.
@@ -299,14 +309,6 @@ class Submission:
                 self._child.terminate()
                 self._child.wait()
 
-    def _own_entries(self) -> list[dict[str, Any]]:
-        """Return new lines of this run's server app; what stands before them is another's."""
-        entries, self._place = read_lines(self._out / LOG, self._place)
-        if not self._started:
-            entries = list(dropwhile(lambda entry: entry.get("token") != self._token, entries))
-            self._started = bool(entries)
-        return entries
-
     def _waiting(self) -> str:
         """Say what a run that does not begin may be waiting for."""
         if is_at_work(self._out):
@@ -316,18 +318,6 @@ class Submission:
             "flower-superexec running for this SuperLink, and may it write to "
             f"{self._out.resolve()}? {self._out / FLOWER_LOG} has what Flower said. Still waiting."
         )
-
-    def _watch(self, ended: float | None) -> float | None:
-        """Notice when Flower's side ended without a word in the run directory."""
-        if self._child is None or self._child.poll() is None:
-            return None
-        if self._run is None:
-            said = _end_of(self._said)
-            raise ConfigError(f"The SuperLink did not take the run. Flower says: {said}")
-        if ended is None or time.monotonic() - ended <= ENDED_FOR:
-            return ended or time.monotonic()
-        self._finished = not self._going()  # what it said meanwhile is read before that counts
-        return time.monotonic()
 
     def _going(self) -> bool:
         """Ask the SuperLink whether the run is still going (its log ends when it restarts)."""

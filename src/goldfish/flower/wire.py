@@ -295,10 +295,8 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
         # What names, shapes and places take as JSON: longer headers are not even parsed.
         header = sum(6 * len(name.encode()) + ROOM for name in like) + ROOM
         most = 8 + header + sum(s.numel() * dtype.itemsize for s, dtype in like.values())
-        for what, size, bound in (
-            ("header", int.from_bytes(data[:8], "little"), header),
-            ("model", len(data), most),
-        ):
+        said = int.from_bytes(data[:8], "little")
+        for what, size, bound in (("header", said, header), ("model", len(data), most)):
             if size > bound:
                 raise WireError(
                     f"the update's {what} has {size} bytes; {bound} are the most for what was sent"
