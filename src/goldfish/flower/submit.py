@@ -213,6 +213,7 @@ class Submission:
     ) -> None:
         self._folder = folder
         self._out = out
+        self._log = out / FLOWER_LOG
         self._tell = tell
         self._again = again
         """The command that goes on with it."""
@@ -228,7 +229,7 @@ class Submission:
         """Submit the app, and have what it logs written to the run directory."""
         write_app_folder(self._folder / "app", {**settings, "token": self._token}, server_app)
         (self._out / LOG).unlink(missing_ok=True)
-        with (self._out / FLOWER_LOG).open("wb") as log:
+        with self._log.open("wb") as log:
             self._child = subprocess.Popen(  # noqa: S603 (our own arguments)
                 [*FLWR, "run", str(self._folder / "app"), CONNECTION, "--stream"],
                 stdin=subprocess.DEVNULL,
@@ -263,14 +264,14 @@ class Submission:
                 continue
             if gone:
                 raise StoreError(
-                    f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} "
-                    f"has what it said. Go on with: {self._again}"
+                    f"The Flower run {self._run} ended before its time: {self._log} has what it "
+                    f"said. Go on with: {self._again}"
                 )
             # Flower's side may have ended without a word in the run directory.
             if self._child is None or self._child.poll() is None:
                 ended = None
             elif self._run is None:
-                said = _end_of(self._said)
+                said = _end_of(self._log.read_text(errors="replace"))
                 raise ConfigError(f"The SuperLink did not take the run. Flower says: {said}")
             elif ended is None:
                 ended = time.monotonic()
@@ -316,7 +317,7 @@ class Submission:
         return (
             f"The server app has not started after {STARTED_AFTER:g} seconds. Is a "
             "flower-superexec running for this SuperLink, and may it write to "
-            f"{self._out.resolve()}? {self._out / FLOWER_LOG} has what Flower said. Still waiting."
+            f"{self._out.resolve()}? {self._log} has what Flower said. Still waiting."
         )
 
     def _going(self) -> bool:
@@ -325,13 +326,10 @@ class Submission:
         return listed.returncode != 0 or '"finished:' not in listed.stdout
 
     @property
-    def _said(self) -> str:
-        return (self._out / FLOWER_LOG).read_text(errors="replace")
-
-    @property
     def _run(self) -> str | None:
         """The run's number, once Flower has said it."""
-        found = re.search(r"Successfully started run (\d+)", self._said)
+        said = self._log.read_text(errors="replace")
+        found = re.search(r"Successfully started run (\d+)", said)
         return found[1] if found else None
 
     def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -197,7 +197,11 @@ class Answer:
         """Return an answer from its message; the parameters are read when all else is right."""
         said = dict(_read(_Answer, text))
         own = {name: said.pop(name) for name in _UPDATE}
-        _refuse_metrics(own["metrics"])
+        for name in sorted({"loss", "steps", "samples", *own["metrics"]}):
+            metric = own["metrics"].get(name)
+            if metric is None or (name in COUNTS and not 0 <= metric < MOST):
+                words = f"The metric {shown(name)} is {shown(metric)}; a number was expected."
+                raise WireError(words)
         return cls(update=Update(params=params(), **own), **said)
 
 
@@ -340,14 +344,6 @@ def _shapes(data: bytes) -> Shapes:
     if any(math.prod(side or 1 for side in t.shape) >= MOST for t in header.values()):
         raise WireError("A model's header makes no sense: a tensor has too many values.")
     return {name: (torch.Size(t.shape), DTYPES[t.dtype]) for name, t in header.items()}
-
-
-def _refuse_metrics(metrics: Mapping[str, float]) -> None:
-    """Raise where a metric is missing, or one that every round adds up is no sensible count."""
-    for name in sorted({"loss", "steps", "samples", *metrics}):
-        number = metrics.get(name)
-        if number is None or (name in COUNTS and not 0 <= number < MOST):
-            raise WireError(f"The metric {shown(name)} is {shown(number)}; a number was expected.")
 
 
 def _words(tensor: tuple[torch.Size, torch.dtype] | None) -> str:
