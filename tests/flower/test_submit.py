@@ -290,7 +290,7 @@ def test_an_app_that_is_just_ending_is_waited_for(tmp_path: Path) -> None:
     app.start()
     ending.wait(10)
     assert is_at_work(tmp_path)
-    submit._wait_until_left(tmp_path, 10)
+    submit._wait_until_left(tmp_path)
     assert not is_at_work(tmp_path)
     app.join()
 

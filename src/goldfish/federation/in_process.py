@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -93,14 +93,11 @@ class InProcess:
         usual = GPU_WORKERS if kind == "cuda" else cores
         self.workers = min(workers or usual, len(clients))
         self.threads = threads or max(1, cores // len(clients))
-        self._clients = {
-            c.id: replace(
-                c,
-                retained=as_examples(c.retained),
-                state=ClientState(c.state.arrays, c.state.tombstones),
-            )
-            for c in clients
-        }
+        self._clients: dict[str, Client] = {}
+        for client in clients:
+            state = ClientState(client.state.arrays, client.state.tombstones)
+            data = as_examples(client.retained)
+            self._clients[client.id] = replace(client, retained=data, state=state)
         self._remember = remember
         workspaces = [
             LocalWorkspace(self.model, device, graphs=graphs, compiled=compiled)
@@ -209,8 +206,13 @@ class InProcess:
         self, task: Task[Any], workspace: LocalWorkspace, spool: Spool | None
     ) -> Update | Failure:
         try:
-            # In this order: who has the turn must not wait for a client that waits for its turn.
-            with self._own_draws(task), workspace.active():
+            with ExitStack() as stack:
+                # In this order: who has the turn must not wait for a client that waits for it.
+                if self._global_draws:
+                    purpose = (str(task.context.round), task.client_id)
+                    stack.enter_context(self._one_at_a_time)
+                    stack.enter_context(seeded_globally(task.context.seed, *purpose))
+                stack.enter_context(workspace.active())
                 update = task.step.run(task, self._client(task), workspace)
             return keep(update, spool)
         except Exception as error:
@@ -230,16 +232,6 @@ class InProcess:
                 tombstones |= removal.to_remember(client)
             self._split[task.client_id] = (*asked[:2], frozenset(tombstones)), client
         return client
-
-    @contextmanager
-    def _own_draws(self, task: Task[Any]) -> Iterator[None]:
-        """Keep a client that draws from torch's global generator apart from the others."""
-        if not self._global_draws:
-            yield
-            return
-        purpose = (str(task.context.round), task.client_id)
-        with self._one_at_a_time, seeded_globally(task.context.seed, *purpose):
-            yield
 
     def _draws_globally(self, tasks: Sequence[Task[Any]]) -> bool:
         """Tell whether model or data draw from torch's global generator (dropout, transforms).

@@ -48,13 +48,9 @@ class FlowerSettings(Settings):
         return {name: told.node for name, told in self.clients.items() if told.node is not None}
 
     @model_validator(mode="after")
-    def _one_client_a_node(self) -> Self:
+    def _one_client_a_node_and_one_security(self) -> Self:
         if len(set(self.nodes.values())) < len(self.nodes):
             raise ValueError("clients: a node is one client, and two have the same node")
-        return self
-
-    @model_validator(mode="after")
-    def _one_security(self) -> Self:
         if self.insecure and self.root_certificates is not None:
             raise ValueError("insecure and root_certificates exclude each other: give one")
         return self

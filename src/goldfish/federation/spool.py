@@ -71,18 +71,16 @@ class SpooledParams(RowParams):
     def __init__(self, spool: Spool, begin: int, shapes: Shapes) -> None:
         super().__init__(shapes)
         self._spool = spool
-        lengths: dict[torch.dtype, int] = {}
-        for shape, dtype in shapes.values():
-            lengths[dtype] = lengths.get(dtype, 0) + shape.numel()
         self._rows: dict[torch.dtype, tuple[int, int]] = {}
-        for dtype, length in lengths.items():
-            self._rows[dtype] = begin, length
-            begin += length * dtype.itemsize
-        ends = {dtype: place for dtype, (place, _) in self._rows.items()}
         self._places: dict[str, int] = {}
-        for name, (shape, dtype) in shapes.items():
-            self._places[name] = ends[dtype]
-            ends[dtype] += shape.numel() * dtype.itemsize
+        for row in dict.fromkeys(dtype for _, dtype in shapes.values()):
+            length = 0
+            for name, (shape, dtype) in shapes.items():
+                if dtype == row:
+                    self._places[name] = begin + length * row.itemsize
+                    length += shape.numel()
+            self._rows[row] = begin, length
+            begin += length * row.itemsize
 
     @property
     def rows(self) -> Mapping[torch.dtype, Tensor]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,14 +36,9 @@ logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's ow
 def steps_of(methods: Iterable[Method[Any]]) -> dict[str, Step[Any]]:
     """Return the client's steps of all methods by name; one name stands for one step."""
     steps: dict[str, Step[Any]] = {}
-    shared: Sequence[Step[Any]] = (
-        fedavg.TRAIN,
-        filing.FILE,
-        census.CENSUS,
-        purging.PURGE,
-        *auditing.STEPS,
-    )
-    for step in (*shared, *(s for method in methods for s in method.steps)):
+    shared: list[Step[Any]] = [fedavg.TRAIN, filing.FILE, census.CENSUS, purging.PURGE]
+    own = [step for method in methods for step in method.steps]
+    for step in (*shared, *auditing.STEPS, *own):
         if steps.setdefault(step.name, step) != step:
             raise ConfigError(f"Two methods call different steps {step.name!r}: rename one.")
     actions = {wire.action(name): name for name in steps}
@@ -156,7 +150,12 @@ def client_of(
         if setup.salt is not None:
             state.tombstones |= set(setup.ids).difference(examples.ids)
         return _split(task, examples, state, node)
-    plain = own_examples(setup, *own_data(node))
+    if node.data is None or node.path is None:
+        raise ConfigError(
+            f"The run expects that {node.client_id} has data of its own: start its node with "
+            'data="npz" path="/srv/data.npz" in the node-config.'
+        )
+    plain = own_examples(setup, node.data, node.path)
     buried = store.buried(node.client_id, plain.ids)
     if setup.salt is None:
         state.tombstones |= buried
@@ -214,13 +213,3 @@ def refuse_other_models(task: Task[Any], setup: ClientSetup) -> None:
             raise ConfigError(
                 f"The task brings another model than its setup describes ({setup.model.name})."
             )
-
-
-def own_data(node: Node) -> tuple[str, Path]:
-    """Return the kind and the place of the data that a node has of its own."""
-    if node.data is None or node.path is None:
-        raise ConfigError(
-            f"The run expects that {node.client_id} has data of its own: start its node with "
-            'data="npz" path="/srv/data.npz" in the node-config.'
-        )
-    return node.data, node.path

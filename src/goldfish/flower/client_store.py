@@ -23,10 +23,12 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from goldfish.errors import StoreError
@@ -124,12 +126,7 @@ class ClientStore:
         self._db = _connect(self.path)
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _where: object) -> None:
         self._db.close()
         self._lock.close()
         if isinstance(error, sqlite3.Error):  # such as a full disk
@@ -138,14 +135,14 @@ class ClientStore:
     def keep(self, received: Received) -> list[str]:
         """Keep the constants that came with an order; return the digests of those still missing."""
         now, order = self._now(), received.order
-        constants = received.models.keys() & set(order.constants.values())
-        for name in constants:
-            self._write(name, received.models[name])
+        rows: list[tuple[str, str | None, float]] = []
+        for name in received.models.keys() & set(order.constants.values()):
+            write_whole(self._file(name), pack(received.models[name]))
+            rows.append((name, None, now))
+        if received.setup is not None:
+            rows.append((order.setup, received.setup, now))
         with self._transaction():
-            for name in constants:
-                self._use(name, None, now)
-            if received.setup is not None:
-                self._use(order.setup, received.setup, now)
+            self._db.executemany("REPLACE INTO kept VALUES (?, ?, ?)", rows)
         there = {row[0] for row in self._db.execute("SELECT digest FROM kept")}
         lost = {name for name in order.constants.values() if not self._readable(name)}
         return sorted((order.kept - there) | lost)
@@ -177,9 +174,12 @@ class ClientStore:
 
     def state(self, order: Order) -> StoredState:
         """Return what the client kept before this round, read from disk where it is looked at."""
+        query = "SELECT key, fingerprint, digest FROM cache WHERE run = ? AND client = ?"
+        rows = self._db.execute(query, [order.run, order.client_id])
+        cached = {key: (print_, name) for key, print_, name in rows if self._readable(name)}
         return StoredState(
             StoredArrays(self, self._visible(order)),
-            StoredCache(self, self._cached(order)),
+            StoredCache(self, cached),
             {s for s in self.tombstones(order.client_id) if not s.startswith(HIDDEN)},
         )
 
@@ -239,55 +239,47 @@ class ClientStore:
 
     def commit(self, order: Order, update: Update, state: StoredState) -> Answer:
         """Keep the answer to an order and the change of the state, both or neither."""
-        digests = {key: digest(p) for key, p in state.arrays.changed.items() if p is not None}
-        for key, name in digests.items():
-            self._write_new(name, state.arrays.changed[key] or {})
-        cached = {key: digest({_CACHED: t}) for key, (_, t) in state.cache.changed.items()}
-        for key, name in cached.items():
-            self._write_new(name, {_CACHED: state.cache.changed[key][1]})
-        result = digest(update.params)
-        self._write_new(result, update.params)
+        own, context = [order.run, order.client_id], order.context
+        changed = {
+            key: (None, 0) if params is None else (self._put(params), num_bytes(params))
+            for key, params in state.arrays.changed.items()
+        }
+        cached = [
+            (*own, key, fingerprint, self._put({_CACHED: value}))
+            for key, (fingerprint, value) in state.cache.changed.items()
+        ]
+        result = self._put(update.params)
         with self._transaction():
-            self._change_state(order, state.arrays.changed, digests)
-            for key, name in cached.items():
-                fingerprint = state.cache.changed[key][0]
-                row = [order.run, order.client_id, key, fingerprint, name]
-                self._db.execute("REPLACE INTO cache VALUES (?, ?, ?, ?, ?)", row)
+            self._change_state(order, changed)
+            self._db.executemany("REPLACE INTO cache VALUES (?, ?, ?, ?, ?)", cached)
             answer = Answer(order.id, update, self._bytes_kept(order))
-            row = [order.run, order.client_id, order.context.phase, order.id, result]
-            row += [answer.message.model_dump_json(), state.arrays.reads()]
+            said, read = answer.message.model_dump_json(), state.arrays.reads()
+            row = [*own, context.phase, order.id, result, said, read]
             self._db.execute("REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-            place = [order.run, order.client_id, order.context.phase, order.context.round]
-            self._db.execute(
-                "INSERT INTO done VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [time.time(), *place, order.step, order.id],
-            )
+            done = [time.time(), *own, context.phase, context.round, order.step, order.id]
+            self._db.execute("INSERT INTO done VALUES (?, ?, ?, ?, ?, ?, ?)", done)
             self._prune(order)
         self._sweep()
         return answer
 
-    def _change_state(
-        self, order: Order, changed: Mapping[str, Params | None], digests: Mapping[str, str]
-    ) -> None:
+    def _change_state(self, order: Order, changed: Mapping[str, tuple[str | None, int]]) -> None:
         """Replace what earlier attempts at this round, or at later ones, had written."""
+        own, place = [order.run, order.client_id], [order.context.phase, order.context.round]
         self._db.execute(
             "DELETE FROM state WHERE run = ? AND client = ? AND phase = ? AND round >= ?",
-            [order.run, order.client_id, order.context.phase, order.context.round],
+            [*own, *place],
         )
         # Nothing goes back further than to before this round.
         self._db.execute(
             "DELETE FROM state WHERE run = ? AND client = ? AND number NOT IN "
             "(SELECT MAX(number) FROM state WHERE run = ? AND client = ? GROUP BY key)",
-            [order.run, order.client_id] * 2,
+            own * 2,
         )
-        for key, params in changed.items():
-            size = 0 if params is None else num_bytes(params)
-            row = [order.run, order.client_id, key, order.context.phase, order.context.round]
-            self._db.execute(
-                "INSERT INTO state (run, client, key, phase, round, digest, bytes) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [*row, digests.get(key), size],
-            )
+        self._db.executemany(
+            "INSERT INTO state (run, client, key, phase, round, digest, bytes) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(*own, key, *place, name, size) for key, (name, size) in changed.items()],
+        )
 
     def _visible(self, order: Order) -> dict[str, str]:
         """Return the digest of every state entry as it was before the order's round."""
@@ -304,17 +296,10 @@ class ClientStore:
                 found[key] = name
         return found
 
-    def _cached(self, order: Order) -> dict[str, tuple[str, str]]:
-        query = "SELECT key, fingerprint, digest FROM cache WHERE run = ? AND client = ?"
-        rows = self._db.execute(query, [order.run, order.client_id])
-        return {key: (print_, name) for key, print_, name in rows if self._readable(name)}
-
     def _bytes_kept(self, order: Order) -> int:
         """Return the bytes of all entries whose key begins with the order's phase."""
-        sizes: dict[str, int] = {}
         query = "SELECT key, bytes FROM state WHERE run = ? AND client = ? ORDER BY number"
-        for key, size in self._db.execute(query, [order.run, order.client_id]):
-            sizes[key] = size
+        sizes = dict(self._db.execute(query, [order.run, order.client_id]).fetchall())
         return sum(size for key, size in sizes.items() if key.startswith(f"{order.context.phase}/"))
 
     def _prune(self, order: Order) -> None:
@@ -327,8 +312,8 @@ class ClientStore:
                 "(SELECT run FROM runs ORDER BY used DESC LIMIT ?)",
                 [RUNS_KEPT],
             )
-        for name in order.kept:
-            self._db.execute("UPDATE kept SET used = ? WHERE digest = ?", [now, name])
+        used = [(now, name) for name in order.kept]
+        self._db.executemany("UPDATE kept SET used = ? WHERE digest = ?", used)
         self._db.execute(
             "DELETE FROM kept WHERE digest NOT IN "
             "(SELECT digest FROM kept ORDER BY used DESC LIMIT ?)",
@@ -350,26 +335,20 @@ class ClientStore:
         (last,) = self._db.execute(query).fetchone()
         return max(time.time(), (last or 0.0) + 0.001)
 
-    def _use(self, name: str, text: str | None, now: float) -> None:
-        self._db.execute("REPLACE INTO kept VALUES (?, ?, ?)", [name, text, now])
-
     def _file(self, name: str) -> Path:
         return self._files / f"{name}.safetensors"
 
-    def _write(self, name: str, params: Params) -> None:
-        write_whole(self._file(name), pack(params))
-
-    def _write_new(self, name: str, params: Params) -> None:
-        """Write a file unless there is one already that is not damaged."""
+    def _put(self, params: Params) -> str:
+        """Write a file unless there is one already that is not damaged; return its name."""
+        name = digest(params)
         if self._readable(name):
             sync_folder(self._files)  # whoever wrote it may have been killed before he did that
         else:
-            self._write(name, params)
+            write_whole(self._file(name), pack(params))
+        return name
 
     def _readable(self, name: str) -> bool:
         """Tell whether a file is there and whole; what it holds is not read."""
-        from safetensors import SafetensorError, safe_open
-
         try:
             with safe_open(self._file(name), "pt"):
                 return True
@@ -377,9 +356,6 @@ class ClientStore:
             return False
 
     def _read(self, name: str) -> Params:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
             return load_file(self._file(name))
         except (SafetensorError, OSError) as error:
@@ -412,15 +388,10 @@ class StoredArrays(MutableMapping[str, Params]):
         """New entries, and None for those that were deleted."""
 
     def __getitem__(self, key: str) -> Params:
-        if key in self.changed:
-            changed = self.changed[key]
-            if changed is None:
-                raise KeyError(key)
-            return changed
-        self._read[key] = self._digests.get(key)
-        if key not in self._digests:
+        if key not in self:
             raise KeyError(key)
-        return self._store._read(self._digests[key])
+        changed = self.changed.get(key)
+        return self._store._read(self._digests[key]) if changed is None else changed
 
     def __setitem__(self, key: str, params: Params) -> None:
         self.changed[key] = params
@@ -484,13 +455,10 @@ class StoredCache(MutableMapping[str, tuple[str, Tensor]]):
         return len(list(iter(self)))
 
 
+@dataclass(eq=False)
 class StoredState(ClientState):
     """A client's state on disk, as a step sees it."""
 
     arrays: StoredArrays
     cache: StoredCache
-
-    def __init__(self, arrays: StoredArrays, cache: StoredCache, tombstones: set[str]) -> None:
-        self.arrays = arrays
-        self.cache = cache
-        self.tombstones = tombstones
+    tombstones: set[str]

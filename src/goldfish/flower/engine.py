@@ -107,7 +107,7 @@ class FlowerFederation:
         """Nodes that said once more who they are, after another one had said the same."""
         self._holds: dict[str, set[str]] = {client_id: set() for client_id in setups}
         self._kept: dict[tuple[str, str], int] = {}
-        bounds = {name: told.samples for name, told in told.items() if told.samples is not None}
+        bounds = {name: own.samples for name, own in told.items() if own.samples is not None}
         most = self._settings.samples or wire.MOST - 1
         self._samples = {**dict.fromkeys(setups, most), **bounds, **(samples or {})}
         """The most samples that each client can have learned from."""
@@ -140,24 +140,22 @@ class FlowerFederation:
         """Send all tasks; a client that is missing, late or fails becomes a :class:`Failure`."""
         before, began = self.bytes_on_wire, time.monotonic()
         spool = Spool.for_answers(tasks)
-        jobs = [_Job(task, self._order(task), began, spool) for task in tasks]
+        jobs = []
+        for task in tasks:
+            order = wire.Order.of(task, self._run_id, self._setups[task.client_id], self.threads)
+            jobs.append(_Job(task, order, began, spool))
         self._looked = 0.0
         known = self._nodes.items()  # a node that was no client may have been mended since
         self._nodes = {node: who for node, who in known if isinstance(who, wire.Identity)}
         while waiting := [job for job in jobs if job.outcome is None]:
             self._look_for_nodes()
-            self._follow([job for job in waiting if job.message is not None])
-            self._send([job for job in waiting if job.message is None])
+            self._send(waiting)
             self._collect({job.message: job for job in waiting if job.message is not None})
             self._give_up_late([job for job in waiting if job.outcome is None])
             if any(job.outcome is None for job in waiting):
                 time.sleep(self._settings.poll)
-        logger.info(
-            "%d tasks in %.1f s, %d bytes on the wire",
-            len(tasks),
-            time.monotonic() - began,
-            self.bytes_on_wire - before,
-        )
+        seconds, size = time.monotonic() - began, self.bytes_on_wire - before
+        logger.info("%d tasks in %.1f s, %d bytes on the wire", len(tasks), seconds, size)
         outcomes = [job.outcome for job in jobs]
         return RoundReplies(
             [o for o in outcomes if isinstance(o, Update)],
@@ -174,9 +172,6 @@ class FlowerFederation:
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep of a phase, by their last answers."""
         return sum(size for (_, name), size in self._kept.items() if name == phase)
-
-    def _order(self, task: Task[Any]) -> wire.Order:
-        return wire.Order.of(task, self._run_id, self._setups[task.client_id], self.threads)
 
     def _look_for_nodes(self) -> None:
         """Find out which nodes are there, and ask new ones and rivals who they are."""
@@ -195,19 +190,18 @@ class FlowerFederation:
             if message is not None:
                 self._asked[message] = node
 
-    def _follow(self, jobs: Sequence[_Job]) -> None:
-        """Send again where the client came back as another node: the old one is gone."""
-        for job in jobs:
-            node = self._node_of(job.client_id)
-            if node not in (None, job.node):
-                logger.info("%s is node %s now; its task is sent again", job.client_id, node)
-                job.message = None
-
     def _send(self, jobs: Sequence[_Job]) -> None:
-        """Send each order to the node that is its client, if there is one."""
+        """Send each order that is not out to the node that is its client, if there is one.
+
+        One is sent again where the client came back as another node: the old one is gone.
+        """
         now = time.monotonic()
         for job in jobs:
             node = self._node_of(job.client_id)
+            if job.message is not None:
+                if node in (None, job.node):
+                    continue
+                logger.info("%s is node %s now; its task is sent again", job.client_id, node)
             if node is None:
                 self._missed.setdefault(job.client_id, now)
                 continue
@@ -264,20 +258,10 @@ class FlowerFederation:
             return
         try:
             who = wire.decode(reply.content, wire.Identity)
-        except WireError as error:
+            if isinstance(who, wire.Identity):
+                self._check(node, who)
+        except (WireError, ConfigError) as error:
             who = wire.Failed.by(error)
-        if isinstance(who, wire.Identity) and who.version != __version__:
-            cause = (
-                f"{who.client_id} has Goldfish {who.version}, the server {__version__}: install "
-                "the same version on both."
-            )
-            who = wire.Failed(error="ConfigError", cause=cause)
-        if isinstance(who, wire.Identity) and self._poses(node, who.client_id):
-            cause = (
-                f"node {node} says that it is {who.client_id}; flower.clients has another node for "
-                "that client, or another client for this node"
-            )
-            who = wire.Failed(error="ConfigError", cause=cause)
         if isinstance(who, wire.Failed):
             logger.warning("node %d is no client: %s: %s", node, who.error, who.cause)
         elif node in self._nodes:
@@ -286,11 +270,20 @@ class FlowerFederation:
         if isinstance(who, wire.Identity) and set(self._rivals(who.client_id)) - self._sure:
             self._looked = 0.0  # they are asked again at once
 
-    def _poses(self, node: int, client_id: str) -> bool:
-        """Tell whether a node says that it is a client which, by its key, it is not."""
+    def _check(self, node: int, who: wire.Identity) -> None:
+        """Raise where a node has another version, or is not, by its key, the client it names."""
+        if who.version != __version__:
+            raise ConfigError(
+                f"{who.client_id} has Goldfish {who.version}, the server {__version__}: install "
+                "the same version on both."
+            )
         bound = self._settings.nodes
-        of_another = node in bound.values() and client_id not in bound
-        return of_another or bound.get(client_id, node) != node
+        of_another = node in bound.values() and who.client_id not in bound
+        if of_another or bound.get(who.client_id, node) != node:
+            raise ConfigError(
+                f"node {node} says that it is {who.client_id}; flower.clients has another node for "
+                "that client, or another client for this node"
+            )
 
     def _settle(self, job: _Job, reply: Message) -> None:
         """Take a client's answer, or send the order again."""
@@ -309,7 +302,14 @@ class FlowerFederation:
         if isinstance(answer, wire.Failed):
             job.fail(answer.error, answer.cause)
         elif isinstance(answer, wire.Missing):
-            self._send_again(job, set(answer.digests))
+            missing = set(answer.digests)
+            if not missing or not missing <= job.order.kept or missing & job.wanted:
+                cause = "the client asks for what it was sent, or for what nobody named"
+                job.fail("WireError", cause)
+                return
+            logger.info("%s lacks %d constants; they are sent again", job.client_id, len(missing))
+            job.wanted = missing
+            self._holds[job.client_id] -= missing
         elif (answer.id, answer.update.client_id) != (job.order.id, job.client_id):
             job.fail("WireError", "the answer is to another task")
         else:
@@ -330,34 +330,21 @@ class FlowerFederation:
         if job.tries > self._settings.retries:
             job.fail(name, f"{_words(error)} (tried {job.tries} times)")
 
-    def _send_again(self, job: _Job, missing: set[str]) -> None:
-        """Let the next message carry what the client does not have any more."""
-        if not missing or not missing <= job.order.kept or missing & job.wanted:
-            job.fail("WireError", "the client asks for what it was sent, or for what nobody named")
-            return
-        logger.info("%s lacks %d constants; they are sent again", job.client_id, len(missing))
-        job.wanted = missing
-        self._holds[job.client_id] -= missing
-
     def _give_up_late(self, jobs: Sequence[_Job]) -> None:
+        """Fail where an answer is overdue, or a client has been missed for too long.
+
+        A node that is there and has not said yet who it is may be the one that is missed: then what
+        was before this round does not count.
+        """
         now = time.monotonic()
         for job in jobs:
+            missed = self._missed.get(job.client_id, now)
+            since = max(missed, job.began) if self._asked else missed
+            alone = job.message is None and self._node_of(job.client_id) is None
             if job.deadline and now >= job.deadline:
                 job.fail("Timeout", f"no answer within {self._settings.timeout:g} s{job.after}")
-            elif job.message is None and self._out_of_patience(job, now):
+            elif alone and now - since >= self._settings.patience:
                 self._fail_alone(job)
-
-    def _out_of_patience(self, job: _Job, now: float) -> bool:
-        """Tell whether a client has been missed for too long, in this round or since before it.
-
-        A node that is there and has not said yet who it is may be the one: then what was before
-        this round does not count.
-        """
-        if self._node_of(job.client_id) is not None:
-            return False
-        missed = self._missed.get(job.client_id, now)
-        since = max(missed, job.began) if self._asked else missed
-        return now - since >= self._settings.patience
 
     def _fail_alone(self, job: _Job) -> None:
         """Say why there is no node to send the order to."""
@@ -370,21 +357,20 @@ class FlowerFederation:
                 "states of their own: give each node a client-id of its own",
                 final=True,
             )
-            return
-        if rivals:
+        elif rivals:
             job.fail(
                 "NotConnected",
                 f"the nodes {named} have said that they are {job.client_id}, with states of their "
                 f"own, and not all say so again{job.after}: one may be gone and still be listed",
             )
-            return
-        strangers = [who.cause for who in self._nodes.values() if isinstance(who, wire.Failed)]
-        hint = f"; one node is no client: {strangers[0]}" if strangers else ""
-        job.fail(
-            "NotConnected",
-            f"no node said within {self._settings.patience:g} s that it is "
-            f"{job.client_id}{job.after}{hint}",
-        )
+        else:
+            strangers = [who.cause for who in self._nodes.values() if isinstance(who, wire.Failed)]
+            hint = f"; one node is no client: {strangers[0]}" if strangers else ""
+            job.fail(
+                "NotConnected",
+                f"no node said within {self._settings.patience:g} s that it is "
+                f"{job.client_id}{job.after}{hint}",
+            )
 
     def _push(self, content: RecordDict, node: int, kind: str, ttl: float) -> str | None:
         message = Message(content, node, kind, ttl=ttl)

@@ -67,8 +67,16 @@ class Node:
             if type(number) is not int or number < 0:
                 raise ConfigError(f"node-config: {name} is {number!r}; a whole number from 0 on.")
             fewest[name] = number
+        client_id, place = config.get("client-id"), config.get("partition-id")
+        if client_id is None:
+            if type(place) is not int or place < 0:
+                raise ConfigError(
+                    'node-config: say which client this is, by client-id="hospital-a" or '
+                    f"partition-id=0; partition-id is {place!r}."
+                )
+            client_id = f"client-{place + 1}"
         return cls(
-            _client_id(config),
+            str(client_id),
             Path(str(config["state-dir"])),
             None if "data-dir" not in config else Path(str(config["data-dir"])),
             None if "data" not in config else str(config["data"]),
@@ -102,15 +110,3 @@ class Node:
                 f"(min-samples in its node-config), and this task leaves {count}: an update from "
                 "so few gives them away."
             )
-
-
-def _client_id(config: Mapping[str, Scalar]) -> str:
-    if "client-id" in config:
-        return str(config["client-id"])
-    number = config.get("partition-id")
-    if type(number) is not int or number < 0:
-        raise ConfigError(
-            'node-config: say which client this is, by client-id="hospital-a" or partition-id=0; '
-            f"partition-id is {number!r}."
-        )
-    return f"client-{number + 1}"

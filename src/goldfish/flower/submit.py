@@ -18,8 +18,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import dropwhile
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -39,7 +39,6 @@ from goldfish.results import Progress
 from goldfish.store import CONFIG, RunDirectory
 from goldfish.types import Scalar
 
-INSTALL = "pip install 'goldfish-fl[flower]'"
 PROJECT_APP = "goldfish.project.server_app:app"
 """The server's side of a project's commands."""
 CONNECTION = "goldfish"
@@ -75,12 +74,6 @@ def _keep_quiet(_sentence: str) -> None:
     pass
 
 
-def require_flower() -> None:
-    """Raise in words where Flower is not installed."""
-    if importlib.util.find_spec("flwr") is None:
-        raise ConfigError(f'engine = "flower" needs Flower, which is not installed: {INSTALL}')
-
-
 def run_on_flower(
     config: Config,
     out: Path,
@@ -97,8 +90,11 @@ def run_on_flower(
     refuse_to_submit(config.flower, machine)
     check_experiment(config, machine, out if resume else None)
     if resume:
-        _wait_until_left(out, ENDING_FOR)
-        _adopt_settings(config, out)
+        _wait_until_left(out)
+        written = out / CONFIG
+        # An interrupted run may go on with another [flower] table, on which no result depends.
+        if written.exists() and replace(load_config(written), flower=config.flower) == config:
+            write_whole(written, config.to_toml())
     with RunDirectory.open(out, config.to_toml(), resume=resume):
         lock = claim(out / SUBMIT_LOCK)
     with lock:
@@ -117,7 +113,7 @@ def audit_on_flower(
 ) -> Iterator[Progress]:
     """Yield the progress of an audit on Flower, as ``audit_run`` does of one in this process."""
     refuse_to_submit(config.flower, machine)
-    _wait_until_left(run, ENDING_FOR)
+    _wait_until_left(run)
     what: dict[str, Scalar] = {"audit": tier, "models": models or 0, "methods": " ".join(methods)}
     with claim(run / SUBMIT_LOCK, "audit another run"):
         yield from _follow(config.flower, run, machine, tell, f"goldfish audit {run}", command=what)
@@ -138,7 +134,7 @@ def project_on_flower(
     """
     refuse_to_submit(settings, machine)
     make_folder(out)
-    _wait_until_left(out, ENDING_FOR)
+    _wait_until_left(out)
     with claim(out / SUBMIT_LOCK, "choose another project"):
         again = f"goldfish {command['command']}"
         yield from _follow(settings, out, machine, tell, again, PROJECT_APP, command)
@@ -146,8 +142,17 @@ def project_on_flower(
 
 def refuse_to_submit(settings: FlowerSettings, machine: Machine) -> None:
     """Raise where Flower, its SuperLink, or settings that make sense with them are missing."""
-    require_flower()
-    _refuse_settings_of_one_process(machine)
+    if importlib.util.find_spec("flwr") is None:
+        raise ConfigError(
+            'engine = "flower" needs Flower, which is not installed: '
+            "pip install 'goldfish-fl[flower]'"
+        )
+    for name, given in (("workers", machine.workers is not None), ("compile", machine.compiled)):
+        if given:
+            raise ConfigError(
+                f'--{name} has no meaning with engine = "flower", where every node trains its own '
+                "client as it is set up. Leave it out."
+            )
     if settings.superlink is None:
         raise ConfigError(
             'engine = "flower" needs a SuperLink: name its address in the [flower] table '
@@ -182,18 +187,9 @@ def _follow(
             submission.stop()
 
 
-def _refuse_settings_of_one_process(machine: Machine) -> None:
-    for name, given in (("workers", machine.workers is not None), ("compile", machine.compiled)):
-        if given:
-            raise ConfigError(
-                f'--{name} has no meaning with engine = "flower", where every node trains its own '
-                "client as it is set up. Leave it out."
-            )
-
-
-def _wait_until_left(out: Path, seconds: float) -> None:
+def _wait_until_left(out: Path) -> None:
     """Wait until no server app works in ``out``: nobody may tidy up under its hands."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + ENDING_FOR
     while is_at_work(out):
         if time.monotonic() > end:
             process = last_process(out)
@@ -202,13 +198,6 @@ def _wait_until_left(out: Path, seconds: float) -> None:
                 f"A server app still works in {out}. Wait until it has ended, or stop it{how}"
             )
         time.sleep(POLL)
-
-
-def _adopt_settings(config: Config, out: Path) -> None:
-    """Let an interrupted run go on with another [flower] table, on which no result depends."""
-    written = out / CONFIG
-    if written.exists() and replace(load_config(written), flower=config.flower) == config:
-        write_whole(written, config.to_toml())
 
 
 class Submission:
@@ -224,16 +213,12 @@ class Submission:
     ) -> None:
         self._folder = folder
         self._out = out
+        self._log = out / FLOWER_LOG
         self._tell = tell
         self._again = again
         """The command that goes on with it."""
         self._token = secrets.token_hex(8)
-        self._place = 0
-        self._started = False
         self._over = False
-        self._finished = False
-        """Flower says that the run has ended."""
-        self._run: str | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._home = folder / "home"
         """Where Flower's command line runs: no folder there can be mistaken for an app."""
@@ -244,7 +229,7 @@ class Submission:
         """Submit the app, and have what it logs written to the run directory."""
         write_app_folder(self._folder / "app", {**settings, "token": self._token}, server_app)
         (self._out / LOG).unlink(missing_ok=True)
-        with (self._out / FLOWER_LOG).open("wb") as log:
+        with self._log.open("wb") as log:
             self._child = subprocess.Popen(  # noqa: S603 (our own arguments)
                 [*FLWR, "run", str(self._folder / "app"), CONNECTION, "--stream"],
                 stdin=subprocess.DEVNULL,
@@ -258,11 +243,15 @@ class Submission:
 
     def follow(self) -> Iterator[Progress]:
         """Yield what the server app reports, until it ends; raise what ended it."""
+        place, started, finished = 0, False, False
         ended: float | None = None
         late = time.monotonic() + STARTED_AFTER
         while not self._over:
-            gone = self._finished or (self._started and not is_at_work(self._out))
-            entries = self._own_entries()
+            gone = finished or (started and not is_at_work(self._out))
+            entries, place = read_lines(self._out / LOG, place)
+            if not started:  # what stands before our own token is another app's
+                entries = list(dropwhile(lambda entry: entry.get("token") != self._token, entries))
+                started = bool(entries)
             for entry in entries:
                 if "phase" in entry:
                     yield Progress.model_validate(entry)
@@ -271,14 +260,28 @@ class Submission:
                     raise error_named(entry["error"], entry["message"])
                 else:
                     self._over = "done" in entry
-            if not entries and not self._over:
-                if gone:
-                    raise self._ended()
-                ended = self._watch(ended)
-                if not self._started and time.monotonic() > late:
-                    late = math.inf
-                    self._tell(self._waiting())
-                time.sleep(POLL)
+            if entries:
+                continue
+            if gone:
+                raise StoreError(
+                    f"The Flower run {self._run} ended before its time: {self._log} has what it "
+                    f"said. Go on with: {self._again}"
+                )
+            # Flower's side may have ended without a word in the run directory.
+            if self._child is None or self._child.poll() is None:
+                ended = None
+            elif self._run is None:
+                said = _end_of(self._log.read_text(errors="replace"))
+                raise ConfigError(f"The SuperLink did not take the run. Flower says: {said}")
+            elif ended is None:
+                ended = time.monotonic()
+            elif time.monotonic() - ended > ENDED_FOR:
+                finished = not self._going()  # what it said meanwhile is read before that counts
+                ended = time.monotonic()
+            if not started and time.monotonic() > late:
+                late = math.inf
+                self._tell(self._waiting())
+            time.sleep(POLL)
 
     def stop(self) -> None:
         """End the Flower run if it is still going, and the child process with it.
@@ -288,41 +291,24 @@ class Submission:
         if self._child is None:
             return
         try:
-            if not self._over:
-                self._await_number(self._child)
-            if not self._over and self._run is not None:
-                stopped = self._ask("stop", self._run, CONNECTION)
-                if stopped.returncode != 0 and self._going():
-                    said = " ".join((stopped.stdout + stopped.stderr).split())[-500:]
-                    raise DeploymentError(
-                        f"The Flower run {self._run} could not be stopped and may go on. Flower "
-                        f"says: {said or 'nothing'}. Stop it on the server with: flwr stop "
-                        f"{self._run}"
-                    )
+            if self._over:
+                return
+            end = time.monotonic() + NUMBERED_AFTER  # a run that Flower takes now would stay
+            while self._child.poll() is None and self._run is None and time.monotonic() <= end:
+                time.sleep(POLL)
+            if (run := self._run) is None:
+                return
+            stopped = self._ask("stop", run, CONNECTION)
+            if stopped.returncode != 0 and self._going():
+                raise DeploymentError(
+                    f"The Flower run {run} could not be stopped and may go on. Flower says: "
+                    f"{_end_of(stopped.stdout + stopped.stderr)}. Stop it on the server with: "
+                    f"flwr stop {run}"
+                )
         finally:
             if self._child.poll() is None:
                 self._child.terminate()
                 self._child.wait()
-
-    def _await_number(self, child: subprocess.Popen[bytes]) -> None:
-        """Wait a while for the run's number: a run that Flower takes now would stay for ever."""
-        end = time.monotonic() + NUMBERED_AFTER
-        while True:
-            ended = child.poll() is not None
-            self._find_run()
-            if ended or self._run is not None or time.monotonic() > end:
-                return
-            time.sleep(POLL)
-
-    def _own_entries(self) -> list[dict[str, Any]]:
-        """Return new lines of this run's server app; what stands before them is another's."""
-        entries, self._place = read_lines(self._out / LOG, self._place)
-        own = []
-        for entry in entries:
-            self._started = self._started or entry.get("token") == self._token
-            if self._started:
-                own.append(entry)
-        return own
 
     def _waiting(self) -> str:
         """Say what a run that does not begin may be waiting for."""
@@ -331,28 +317,7 @@ class Submission:
         return (
             f"The server app has not started after {STARTED_AFTER:g} seconds. Is a "
             "flower-superexec running for this SuperLink, and may it write to "
-            f"{self._out.resolve()}? {self._out / FLOWER_LOG} has what Flower said. Still waiting."
-        )
-
-    def _watch(self, ended: float | None) -> float | None:
-        """Notice when Flower's side ended without a word in the run directory."""
-        if self._child is None or self._child.poll() is None:
-            return None
-        self._find_run()
-        if self._run is None:
-            raise ConfigError(
-                f"The SuperLink did not take the run. Flower says: {self._last_words()}"
-            )
-        if ended is None or time.monotonic() - ended <= ENDED_FOR:
-            return ended or time.monotonic()
-        self._finished = not self._going()  # what it said meanwhile is read before that counts
-        return time.monotonic()
-
-    def _ended(self) -> StoreError:
-        self._find_run()
-        return StoreError(
-            f"The Flower run {self._run} ended before its time: {self._out / FLOWER_LOG} has what "
-            f"it said. Go on with: {self._again}"
+            f"{self._out.resolve()}? {self._log} has what Flower said. Still waiting."
         )
 
     def _going(self) -> bool:
@@ -360,14 +325,12 @@ class Submission:
         listed = self._ask("list", CONNECTION, "--run-id", str(self._run), "--format", "json")
         return listed.returncode != 0 or '"finished:' not in listed.stdout
 
-    def _find_run(self) -> None:
-        text = (self._out / FLOWER_LOG).read_text(errors="replace")
-        found = re.search(r"Successfully started run (\d+)", text)
-        self._run = found[1] if found else None
-
-    def _last_words(self) -> str:
-        text = (self._out / FLOWER_LOG).read_text(errors="replace")
-        return " ".join(text.split())[-500:] or "nothing"
+    @property
+    def _run(self) -> str | None:
+        """The run's number, once Flower has said it."""
+        said = self._log.read_text(errors="replace")
+        found = re.search(r"Successfully started run (\d+)", said)
+        return found[1] if found else None
 
     def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         try:
@@ -383,6 +346,10 @@ class Submission:
             )
         except subprocess.TimeoutExpired as late:
             return subprocess.CompletedProcess(late.cmd, 1, "", str(late))
+
+
+def _end_of(text: str) -> str:
+    return " ".join(text.split())[-500:] or "nothing"
 
 
 def connection(settings: FlowerSettings) -> str:

@@ -197,7 +197,11 @@ class Answer:
         """Return an answer from its message; the parameters are read when all else is right."""
         said = dict(_read(_Answer, text))
         own = {name: said.pop(name) for name in _UPDATE}
-        _refuse_metrics(own["metrics"])
+        for name in sorted({"loss", "steps", "samples", *own["metrics"]}):
+            metric = own["metrics"].get(name)
+            if metric is None or (name in COUNTS and not 0 <= metric < MOST):
+                words = f"The metric {shown(name)} is {shown(metric)}; a number was expected."
+                raise WireError(words)
         return cls(update=Update(params=params(), **own), **said)
 
 
@@ -295,10 +299,8 @@ def unpack(data: bytes, like: Shapes | None = None) -> Params:
         # What names, shapes and places take as JSON: longer headers are not even parsed.
         header = sum(6 * len(name.encode()) + ROOM for name in like) + ROOM
         most = 8 + header + sum(s.numel() * dtype.itemsize for s, dtype in like.values())
-        for what, size, bound in (
-            ("header", int.from_bytes(data[:8], "little"), header),
-            ("model", len(data), most),
-        ):
+        said = int.from_bytes(data[:8], "little")
+        for what, size, bound in (("header", said, header), ("model", len(data), most)):
             if size > bound:
                 raise WireError(
                     f"the update's {what} has {size} bytes; {bound} are the most for what was sent"
@@ -342,14 +344,6 @@ def _shapes(data: bytes) -> Shapes:
     if any(math.prod(side or 1 for side in t.shape) >= MOST for t in header.values()):
         raise WireError("A model's header makes no sense: a tensor has too many values.")
     return {name: (torch.Size(t.shape), DTYPES[t.dtype]) for name, t in header.items()}
-
-
-def _refuse_metrics(metrics: Mapping[str, float]) -> None:
-    """Raise where a metric is missing, or one that every round adds up is no sensible count."""
-    for name in sorted({"loss", "steps", "samples", *metrics}):
-        number = metrics.get(name)
-        if number is None or (name in COUNTS and not 0 <= number < MOST):
-            raise WireError(f"The metric {shown(name)} is {shown(number)}; a number was expected.")
 
 
 def _words(tensor: tuple[torch.Size, torch.dtype] | None) -> str:

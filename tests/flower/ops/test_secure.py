@@ -91,7 +91,7 @@ def test_members_train_and_unlearn_strangers_are_refused_and_it_outlives_its_cer
     case = trial(nodes=1, rounds=1, keys=keys.folder)
     add_nodes(keys.folder, 1)
     with case.deployment as deployment:
-        before = {node.public_key: node.id for node in deployment.superlink.nodes()}
+        before = {node.public_key: node.node_id for node in deployment.superlink.nodes()}
         refused = strangers(case, keys, other)
         for child in refused.values():
             child.start()
@@ -123,15 +123,15 @@ def test_members_train_and_unlearn_strangers_are_refused_and_it_outlives_its_cer
     with Deployment(case.deployment.folder, 2, keys=keys.folder) as deployment:
         online = {node.public_key: node for node in deployment.superlink.nodes()}
         assert [node.status for node in online.values()] == ["online"] * 2
-        assert {key: online[key].id for key in before} == before
+        assert {key: online[key].node_id for key in before} == before
         new = online[public_bytes(keys.node_public(2))]
         subprocess.run(
-            [executable("flwr"), "supernode", "unregister", str(new.id)],
+            [executable("flwr"), "supernode", "unregister", str(new.node_id)],
             cwd=tmp_path,
             env=deployment.environment,
             check=True,
         )
-        assert {node.id for node in deployment.superlink.nodes()} == set(before.values())
+        assert {node.node_id for node in deployment.superlink.nodes()} == set(before.values())
         node = deployment.children["node-2"]
         node.kill()
         node.start()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import stat
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 from goldfish.errors import DeploymentError, GoldfishError
@@ -47,15 +45,15 @@ def examine(
     yield _look("flwr", _flower_version)
     yield _look("commands", _commands)
     yield _look("FLWR_HOME", _flower_home)
-    yield _look("state-dir", partial(_state_dir, state_dir))
-    yield _look("state-dir permissions", partial(_state_permissions, state_dir))
+    yield _look("state-dir", _state_dir, state_dir)
+    yield _look("state-dir permissions", _state_permissions, state_dir)
     for port in ports:
-        yield _look(f"port {port}", partial(_port, port))
+        yield _look(f"port {port}", _port, port)
     if keys is not None:
         yield from _examine_keys(Keys(keys))
     if superlink is not None:
         link = SuperLink(superlink, None if keys is None else Keys(keys).authority)
-        yield _look("SuperLink", partial(_superlink, link))
+        yield _look("SuperLink", _superlink, link)
 
 
 def _examine_keys(keys: Keys) -> Iterator[Finding]:
@@ -65,19 +63,19 @@ def _examine_keys(keys: Keys) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("certificates", False, _unreadable(error))
         return
-    yield _look("certificates", partial(_certificates, keys, certificates))
+    yield _look("certificates", _certificates, keys, certificates)
     for path in (*certificates, *sorted(keys.folder.glob("runtime-*.crt"))):
-        yield _look(path.name, partial(_validity, path))
+        yield _look(path.name, _validity, path)
     if keys.server.exists() or keys.server_key.exists():
-        yield _look("server key", partial(_server, keys))
+        yield _look("server key", _server, keys)
     for path in keys.node_keys:
-        yield _look(path.name, partial(_node_key, path))
-    yield _look("key permissions", partial(_permissions, keys))
+        yield _look(path.name, _node_key, path)
+    yield _look("key permissions", _permissions, keys)
 
 
-def _look(name: str, check: Callable[[], str]) -> Finding:
+def _look(name: str, check: Callable[..., str], *what: object) -> Finding:
     try:
-        return Finding(name, True, check())
+        return Finding(name, True, check(*what))
     except GoldfishError as problem:
         return Finding(name, False, str(problem))
     except OSError as error:
@@ -115,11 +113,8 @@ def _flower_home() -> str:
     if not config.exists():
         return f"{config} does not exist yet; 'goldfish flower up' writes one of its own"
     try:
-        names = [
-            n
-            for n in tomllib.loads(config.read_text("utf-8")).get("superlink", {})
-            if n != "default"
-        ]
+        tables = tomllib.loads(config.read_text("utf-8")).get("superlink", {})
+        names = [name for name in tables if name != "default"]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
         raise DeploymentError(
             f"{config} cannot be read: {error}. Mend it, or set FLWR_HOME to another folder."
@@ -144,7 +139,7 @@ def _state_dir(folder: Path) -> str:
 def _state_permissions(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} does not exist yet; it will be made for its owner alone"
-    if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+    if folder.stat().st_mode & 0o077:
         raise DeploymentError(
             f"others can look into {folder}, which holds models and messages. Run: chmod 700 "
             f"{folder} (with systemd: StateDirectoryMode=0700)"
@@ -196,7 +191,7 @@ def _node_key(path: Path) -> str:
 
 
 def _permissions(keys: Keys) -> str:
-    loose = [p for p in keys.secrets if stat.S_IMODE(p.stat().st_mode) & 0o077]
+    loose = [p for p in keys.secrets if p.stat().st_mode & 0o077]
     if loose:
         names = " ".join(str(path) for path in loose)
         raise DeploymentError(f"others can read private files. Run: chmod 600 {names}")

@@ -104,45 +104,28 @@ def make_keys(folder: Path, nodes: int, hosts: Sequence[str] = ()) -> Keys:
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     with _written_to(folder, part):
         part.mkdir(mode=0o700, parents=True)
-        _write_keys(Keys(part), nodes, names)
-        _put(part, folder)
+        new, authority = Keys(part), _name("Goldfish federation authority")
+        authority_key = _new_key(new.authority_key)
+        _certify(new.authority, authority_key, authority, authority_key)
+        _certify(new.server, _new_key(new.server_key), authority, authority_key, names)
+        _write(new.superexec_secret, secrets.token_hex(SECRET_BYTES).encode(), secret=True)
+        for number in range(1, nodes + 1):
+            _write_node(new, number)
+        if not folder.exists():
+            part.rename(folder)
+        else:
+            # One by one: whoever is in the folder just now must not find himself in a deleted one.
+            for path in part.iterdir():
+                path.rename(folder / path.name)
     return Keys(folder)
 
 
-def _put(part: Path, folder: Path) -> None:
-    """Put finished keys in their place, all at once where the folder is new.
-
-    Into one that is there they are moved one by one: whoever is in it just now must not find
-    himself in a folder that was deleted.
-    """
-    if not folder.exists():
-        part.rename(folder)
-        return
-    for path in part.iterdir():
-        path.rename(folder / path.name)
-    part.rmdir()
-
-
-def _write_keys(keys: Keys, nodes: int, names: Sequence[x509.GeneralName]) -> None:
-    authority_key = ec.generate_private_key(ec.SECP384R1())
-    authority = _authority(authority_key)
-    _write(keys.authority_key, _pem(authority_key), secret=True)
-    _write(keys.authority, authority.public_bytes(Encoding.PEM))
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    server = _server(server_key, names, authority.subject, authority_key)
-    _write(keys.server_key, _pem(server_key), secret=True)
-    _write(keys.server, server.public_bytes(Encoding.PEM))
-    _write(keys.superexec_secret, secrets.token_hex(SECRET_BYTES).encode(), secret=True)
-    for number in range(1, nodes + 1):
-        _write_node(keys, number)
-
-
 def _write_node(keys: Keys, number: int) -> None:
+    _write(keys.runtime_secret(number), secrets.token_hex(SECRET_BYTES).encode(), secret=True)
+    _write_runtime(keys, number)
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(keys.runtime_secret(number), secrets.token_hex(SECRET_BYTES).encode(), secret=True)
-    _write_runtime(keys, number)
     _write(keys.node_key(number), private, secret=True)
     _write(keys.node_public(number), public + f" node-{number}\n".encode())
 
@@ -152,11 +135,9 @@ def _write_runtime(keys: Keys, number: int) -> None:
 
     One that the authority signed would be good on the loopback of every other host too.
     """
-    key = ec.generate_private_key(ec.SECP384R1())
+    key, name = _new_key(keys.runtime_key(number)), _name(f"Goldfish node {number}")
     names = [_general_name(host) for host in LOOPBACK]
-    certificate = _server(key, names, _name(f"Goldfish node {number}"), key)
-    _write(keys.runtime_key(number), _pem(key), secret=True)
-    _write(keys.runtime(number), certificate.public_bytes(Encoding.PEM))
+    _certify(keys.runtime(number), key, name, key, names)
 
 
 def add_nodes(folder: Path, nodes: int) -> list[int]:
@@ -195,10 +176,8 @@ def renew_keys(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     with _written_to(keys.folder, part):
         part.mkdir(mode=0o700)
         new = Keys(part)
-        key = ec.generate_private_key(ec.SECP384R1())
-        _write(new.server_key, _pem(key), secret=True)
-        server = _server(key, names, authority.subject, authority_key, end)
-        _write(new.server, server.public_bytes(Encoding.PEM))
+        key = _new_key(new.server_key)
+        _certify(new.server, key, authority.subject, authority_key, names, end)
         for number in keys.numbers:
             _write_runtime(new, number)
         return sorted(path.replace(keys.folder / path.name) for path in part.iterdir())
@@ -210,15 +189,10 @@ def remove_node(folder: Path, number: int) -> None:
     if number not in keys.numbers:
         known = ", ".join(map(str, keys.numbers))
         raise ConfigError(f"{keys.folder} has no node {number}; its nodes are {known}.")
+    own = (keys.node_key, keys.runtime, keys.runtime_key, keys.runtime_secret, keys.node_public)
     with _written_to(keys.folder):
-        for path in (
-            keys.node_key(number),
-            keys.runtime(number),
-            keys.runtime_key(number),
-            keys.runtime_secret(number),
-            keys.node_public(number),
-        ):
-            path.unlink(missing_ok=True)
+        for path in own:
+            path(number).unlink(missing_ok=True)
 
 
 def _existing(folder: Path) -> Keys:
@@ -284,64 +258,31 @@ def _private_key(
     return key
 
 
-def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name = _name("Goldfish federation authority")
-    return (
-        _builder(name, name, key, AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(key, hashes.SHA384())
-    )
+def _new_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Make a private key, and write it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), secret=True)
+    return key
 
 
-def _server(
+def _certify(
+    path: Path,
     key: ec.EllipticCurvePrivateKey,
-    names: Sequence[x509.GeneralName],
-    authority: x509.Name,
-    authority_key: ec.EllipticCurvePrivateKey,
-    end: datetime | None = None,
-) -> x509.Certificate:
-    """Return a certificate that ends in some years, or with the authority if that is sooner."""
-    subject = authority if key is authority_key else _name("Goldfish SuperLink")
-    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    return (
-        _builder(subject, authority, key, SERVER_DAYS, end)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(signer, critical=False)
-        .sign(authority_key, hashes.SHA384())
-    )
-
-
-def _builder(
-    subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    days: int,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    names: Sequence[x509.GeneralName] | None = None,
     end: datetime | None = None,
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    usual = now + timedelta(days=days)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        # Clocks of the federation's hosts need not agree to the minute.
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(usual if end is None else min(usual, end))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
+) -> None:
+    """Write the certificate of a key: that of a server with ``names``, or of an authority.
 
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+    It ends in some years, or at ``end`` if that is sooner.
+    """
+    now, ca = datetime.now(UTC), names is None
+    usual = now + timedelta(days=AUTHORITY_DAYS if ca else SERVER_DAYS)
+    usage = x509.KeyUsage(
         digital_signature=True,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
+        key_cert_sign=ca,
+        crl_sign=ca,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
@@ -349,6 +290,28 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(issuer if key is issuer_key else _name("Goldfish SuperLink"))
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Clocks of the federation's hosts need not agree to the minute.
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(usual if end is None else min(usual, end))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    if names is not None:
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+        serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        builder = (
+            builder.add_extension(serves, critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(signer, critical=False)
+        )
+    _write(path, builder.sign(issuer_key, hashes.SHA384()).public_bytes(Encoding.PEM))
 
 
 def _name(common_name: str) -> x509.Name:
@@ -363,10 +326,6 @@ def _general_name(host: str) -> x509.GeneralName:
             f"--host {host!r} is neither a host name nor an IP address; give it without port."
         )
     return x509.DNSName(host)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:

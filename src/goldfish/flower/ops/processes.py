@@ -39,13 +39,10 @@ def end_as_usual() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def find_executable(name: str) -> Path | None:
+def find_executable(name: str) -> str | None:
     """Return a command of Flower: next to this Python, or wherever the PATH finds it."""
     own = Path(sys.executable).parent / name
-    if own.is_file():
-        return own
-    found = shutil.which(name)
-    return None if found is None else Path(found)
+    return str(own) if own.is_file() else shutil.which(name)
 
 
 def executable(name: str) -> str:
@@ -56,7 +53,7 @@ def executable(name: str) -> str:
             f"The command {name} is neither next to {sys.executable} nor on the PATH. "
             "'goldfish flower doctor' checks the installation."
         )
-    return str(found)
+    return found
 
 
 def free_ports(count: int, host: str) -> list[int]:

@@ -11,21 +11,12 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from goldfish.errors import DeploymentError, StoreError
-
-
-@dataclass(frozen=True)
-class SuperNode:
-    """A SuperNode as its SuperLink knows it."""
-
-    id: int
-    status: str
-    """``registered`` (never seen yet), ``online`` or ``offline``."""
-    public_key: bytes
 
 
 @dataclass(frozen=True)
@@ -35,15 +26,14 @@ class SuperLink:
     address: str
     authority: Path | None = None
 
-    def nodes(self) -> list[SuperNode]:
-        """Return all nodes that are or were members."""
+    def nodes(self) -> list[NodeInfo]:
+        """Return all nodes that are or were members.
+
+        The ``status`` of each is ``registered`` (never seen yet), ``online`` or ``offline``.
+        """
         with self._client() as client:
             answer = client.ListNodes(ListNodesRequest())
-        return [
-            SuperNode(n.node_id, n.status, n.public_key)
-            for n in answer.nodes_info
-            if n.status != "unregistered"
-        ]
+        return [node for node in answer.nodes_info if node.status != "unregistered"]
 
     def register(self, public_keys: list[Path]) -> None:
         """Admit the nodes with these keys; those that are members already stay it."""

@@ -63,10 +63,8 @@ class Deployment:
         self.folder = folder.resolve()
         self.keys = None if keys is None else _checked(Keys(keys.resolve()), nodes)
         self.nodes = nodes
-        self._own: dict[str, Scalar] = {}
-        for name, place in (("data-dir", data_dir), ("path", path)):
-            if place is not None:
-                self._own[name] = str(place.resolve())
+        places = {"data-dir": data_dir, "path": path}
+        self._own = {name: str(p.resolve()) for name, p in places.items() if p is not None}
         if models:
             self._own["models"] = " ".join(models)
         if port is not None and not is_free(HOST, port):
@@ -97,12 +95,10 @@ class Deployment:
     @property
     def settings(self) -> dict[str, Scalar]:
         """The [flower] table of a configuration that runs on this deployment."""
+        address: dict[str, Scalar] = {"superlink": self.superlink.address}
         if self.keys is None:
-            return {"superlink": self.superlink.address, "insecure": True}
-        return {
-            "superlink": self.superlink.address,
-            "root_certificates": str(self.keys.authority),
-        }
+            return {**address, "insecure": True}
+        return {**address, "root_certificates": str(self.keys.authority)}
 
     @property
     def logs(self) -> Path:
@@ -120,8 +116,8 @@ class Deployment:
         write_whole(self.folder / "flwr" / "config.toml", connection(settings))
         self.start_superlink()
         if self.keys is not None:
-            numbers = range(1, self.nodes + 1)
-            self.superlink.register([self.keys.node_public(n) for n in numbers])
+            public = self.keys.node_public
+            self.superlink.register([public(number) for number in range(1, self.nodes + 1)])
         self.start_child("superexec")
         for name in self.children:
             if name.startswith("node-"):
@@ -234,15 +230,10 @@ class Deployment:
 
     def _offline(self) -> list[Child]:
         """Return the nodes that are not online, by the number that each was given this time."""
-        online = {str(node.id) for node in self.superlink.nodes() if node.status == "online"}
-        given = {child.name: ADMITTED.search(child.said()) for child in self._node_children()}
-        there = {name for name, number in given.items() if number and number[1] in online}
-        return [
-            child for child in self._node_children() if child.name not in there or not child.running
-        ]
-
-    def _node_children(self) -> list[Child]:
-        return [self.children[f"node-{number}"] for number in range(1, self.nodes + 1)]
+        online = {str(node.node_id) for node in self.superlink.nodes() if node.status == "online"}
+        nodes = [self.children[f"node-{number}"] for number in range(1, self.nodes + 1)]
+        given = [(child, ADMITTED.search(child.said())) for child in nodes]
+        return [c for c, number in given if not (number and number[1] in online and c.running)]
 
     def _children(self) -> dict[str, Child]:
         keys, address = self.keys, self.superlink.address
