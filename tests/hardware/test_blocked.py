@@ -155,6 +155,14 @@ def test_layers_of_a_user_are_used(place: int, layer: nn.Module) -> None:
 
 
 @either
+@pytest.mark.parametrize("left", [1, 2, 4, 5])
+def test_a_model_that_a_user_cut_off_is_computed_as_it_is(compiled: bool, left: int) -> None:
+    model = lenet(compiled=compiled)
+    del model[left:]
+    assert torch.equal(model(images(3, 28)), in_pytorchs_layers(model)(images(3, 28)))
+
+
+@either
 def test_hooks_are_called(compiled: bool) -> None:
     model, called = lenet(compiled=compiled), []
     model[1].register_forward_hook(lambda *_: called.append("after"))

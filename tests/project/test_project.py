@@ -239,6 +239,17 @@ def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -
         project.adopt(tmp_path / "model.pt", MACHINE)
 
 
+def test_a_command_clears_what_a_killed_one_left_but_no_evidence_that_is_being_written(
+    trained: Project,
+) -> None:
+    """``goldfish evidence`` writes without the project's lock, beside commands that hold it."""
+    names = (".manifest.json.1.part", "versions/.v2.part", "work/v2/.a.part", "evidence/.R.part")
+    for name in names:
+        (trained.folder / name).mkdir(parents=True)
+    with trained.working():
+        assert [(trained.folder / name).exists() for name in names] == [False, False, False, True]
+
+
 @pytest.mark.parametrize("method", ["sisa", "goldfish"])
 def test_shards_outlive_a_purge(tmp_path: Path, method: str) -> None:
     """A second deletion retrains only what it hits, though all that knew the first is deleted.

@@ -129,10 +129,12 @@ def _is_traced(inputs: Tensor) -> bool:
 
 def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
     """Return the convolutions of layers that are as they were; None where a user changed one."""
-    kinds = (nn.Conv2d, nn.ReLU, nn.MaxPool2d)
+    kinds = (nn.Conv2d, nn.ReLU, nn.MaxPool2d) * 2
+    if len(layers) < len(kinds):
+        return None
     convolutions = []
-    for place, layer in enumerate(layers):
-        if type(layer) is not kinds[place % 3] or any(_hooks(layer)):
+    for layer, kind in zip(layers, kinds, strict=True):
+        if type(layer) is not kind or any(_hooks(layer)):
             return None
         if isinstance(layer, nn.Conv2d):
             if layer.padding_mode != "zeros" or isinstance(layer.padding, str):

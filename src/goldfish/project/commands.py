@@ -292,11 +292,12 @@ def reject(project: Folder = HERE) -> None:
 @app.command()
 def purge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    data_dir: DataDir = None,
     project: Folder = HERE,
 ) -> None:
     """Delete what descends from removed samples, and close the requests: there is no way back."""
     with _open(project) as opened:
-        gone = opened.purge(dry_run=dry_run)
+        gone = opened.purge(_machine(data_dir, Device.auto, None), dry_run=dry_run)
         for artefact in gone:
             say(f"{'would be' if dry_run else 'is'} deleted: {artefact.path} ({artefact.kind})")
         away = opened.outstanding()

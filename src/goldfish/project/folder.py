@@ -75,8 +75,9 @@ class ProjectFolder:
     def working(self) -> Iterator[None]:
         """Let this process alone change the project; what it writes is its owner's alone."""
         with private(), claim(self.path / LOCK, "choose another project"):
-            for left_over in self.path.glob("**/.*.part"):
-                remove(left_over)  # it was being written when a command was killed
+            for place in ("", "versions/**/", "work/**/"):  # evidence is written without the lock
+                for left_over in self.path.glob(f"{place}.*.part"):
+                    remove(left_over)  # it was being written when a command was killed
             yield
 
     def pinned(self) -> Pinned:

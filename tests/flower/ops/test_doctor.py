@@ -124,10 +124,11 @@ def test_missing_commands_and_another_flower_are_noticed(
     assert all(name in found["commands"] for name in processes.EXECUTABLES)
 
 
+@pytest.mark.parametrize("content", ["[superlink\n", "superlink = 3\n", 'superlink = "a"\n'])
 def test_a_broken_flower_home_and_a_state_dir_that_is_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    (tmp_path / "config.toml").write_text("[superlink\n")
+    (tmp_path / "config.toml").write_text(content)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     found = problems(tmp_path / "config.toml")
     assert set(found) == {"FLWR_HOME", "state-dir"}

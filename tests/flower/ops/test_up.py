@@ -65,6 +65,10 @@ def test_keys_that_do_not_suffice_are_refused_before_anything_starts(tmp_path: P
     made = make_keys(tmp_path / "keys", 2)
     with pytest.raises(StoreError, match="has keys for 2 nodes, and 3 are to start"):
         Deployment(tmp_path / "state", 3, keys=made.folder)
+    public = made.node_public(2).rename(tmp_path / "away")
+    with pytest.raises(StoreError, match="all files of node 2 must be there"):
+        Deployment(tmp_path / "state", 2, keys=made.folder)
+    public.rename(made.node_public(2))
     made.server_key.unlink()
     with pytest.raises(StoreError, match=r"server\.key is not a readable private key"):
         Deployment(tmp_path / "state", 2, keys=made.folder)

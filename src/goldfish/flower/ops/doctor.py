@@ -114,8 +114,8 @@ def _flower_home() -> str:
         return f"{config} does not exist yet; 'goldfish flower up' writes one of its own"
     try:
         tables = tomllib.loads(config.read_text("utf-8")).get("superlink", {})
-        names = [name for name in tables if name != "default"]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, AttributeError) as error:
+        names = [name for name in dict(tables) if name != "default"]
+    except (OSError, ValueError, TypeError) as error:  # not TOML, or 'superlink' is no table
         raise DeploymentError(
             f"{config} cannot be read: {error}. Mend it, or set FLWR_HOME to another folder."
         ) from None

@@ -335,8 +335,8 @@ def _checked(keys: Keys, nodes: int) -> Keys:
             f"{keys.superexec_secret} is missing; 'goldfish flower keys new' makes one."
         )
     for number in range(1, nodes + 1):
-        needed = (keys.node_key, keys.runtime, keys.runtime_key, keys.runtime_secret)
-        if not all(path(number).exists() for path in needed):
+        own = (keys.node_key, keys.node_public, keys.runtime, keys.runtime_key, keys.runtime_secret)
+        if not all(path(number).exists() for path in own):
             raise StoreError(
                 f"{keys.folder} has keys for {len(keys.node_keys)} nodes, and {nodes} are to "
                 f"start; all files of node {number} must be there. 'goldfish flower keys add' "
