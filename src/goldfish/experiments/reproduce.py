@@ -18,7 +18,7 @@ import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -327,7 +327,7 @@ class Reproduction:
             set_value(values, key, value)
         for override in self.overrides:
             set_value(values, *read_override(override))
-        config = replace(parse_config(values), seed=seed)
+        config = parse_config(values).model_copy(update={"seed": seed})
         whole = config.to_dict()
         own = {"unlearning": whole.pop("unlearning")}
         del whole["seed"]

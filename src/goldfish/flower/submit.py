@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +206,10 @@ def _wait_until_left(out: Path, seconds: float) -> None:
 def _adopt_settings(config: Config, out: Path) -> None:
     """Let an interrupted run go on with another [flower] table, on which no result depends."""
     written = out / CONFIG
-    if written.exists() and replace(load_config(written), flower=config.flower) == config:
+    if (
+        written.exists()
+        and load_config(written).model_copy(update={"flower": config.flower}) == config
+    ):
         write_whole(written, config.to_toml())
 
 
