@@ -56,13 +56,9 @@ class DataSettings(Settings):
     """Clients with data of their own on their nodes; name and path are the server's test set."""
 
     @model_validator(mode="after")
-    def _explicit_has_manifest(self) -> Self:
+    def _fits_together(self) -> Self:
         if (self.partition == "explicit") != (self.manifest is not None):
             raise ValueError('partition = "explicit" and manifest belong together: give both')
-        return self
-
-    @model_validator(mode="after")
-    def _members_are_names(self) -> Self:
         names = self.members or []
         if len(set(names)) < len(names) or any(len(name.split()) != 1 for name in names):
             raise ValueError("members are different names, each without spaces")

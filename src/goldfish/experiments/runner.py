@@ -249,9 +249,8 @@ def recorded_phase(
     for finished in run_phase(plan, work, _merge(states or {}, last.states)):
         this, history_bytes = finished.round, 0
         if this.index in history:
-            entry = HistoryEntry(this.index, finished.start, this.updates)
-            run.save_history(entry)
-            kept_models = [entry.start, *(u.params for u in entry.updates)]
+            run.save_history(HistoryEntry(this.index, finished.start, this.updates))
+            kept_models = [finished.start, *(u.params for u in this.updates)]
             history_bytes = sum(num_bytes(model) for model in kept_models)
         scores = evaluator.measure(this.params, plan.requests)
         record = Record(

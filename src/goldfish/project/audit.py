@@ -46,7 +46,7 @@ def audit_version(
     ``models`` are the one that knew the removed samples, which lies in the folder ``before``, and
     the one that forgot them; ``make`` makes an oracle.
     """
-    compared = (Evaluator(scenario, device), removed, scenario.test, scenario.test)
+    compared = (Evaluator(scenario, device), removed, scenario.test)
     oracles = []
     for number in range(1, amount + 1):
         yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
