@@ -409,10 +409,9 @@ def _measured(
         records = [*before, *later]
     if row is not None:
         records = records[-1:]
-    wanted = preset.x.values
+    elif preset.x.values:
+        records = [record for record in records if record.round in preset.x.values]
     for record in records:
-        if row is None and wanted and record.round not in wanted:
-            continue
         for metric in preset.metrics:
             if metric in OWN:
                 value = OWN[metric](result, record)
