@@ -82,9 +82,7 @@ def run_experiment(
         for name in sorted(methods, key=lambda name: name != YARDSTICK):  # the yardstick goes first
             method = methods[name]
             try:
-                outcome = yield from _run_method(
-                    config, scenario, method, trained, origin, run, evaluator
-                )
+                outcome = yield from _run_method(config, method, trained, origin, run, evaluator)
                 if name == YARDSTICK:
                     evaluator.compare_with(outcome.params)
                 own = sum(r.history_bytes for r in origin.records if r.round in kept[name])
@@ -175,7 +173,6 @@ def _numbered(stages: Sequence[Sequence[Record]]) -> list[Record]:
 
 def _run_method(
     config: Config,
-    scenario: Scenario,
     method: Method[Any],
     trained: Trained,
     origin: Outcome,
@@ -183,7 +180,7 @@ def _run_method(
     evaluator: Evaluator,
 ) -> Generator[Progress, None, Outcome]:
     """Let a method honour the requests of all stages, each from its own result before."""
-    settings = config.methods[method.name]
+    settings, scenario = config.methods[method.name], evaluator.scenario
     before: Outcome = origin
     preparation: Outcome | None = None
     if method.prepare is not None:
