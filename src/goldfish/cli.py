@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -298,7 +298,7 @@ def audit(
     from goldfish.audits import AUDIT, Audit
     from goldfish.experiments.audit import audit_run, forecast
     from goldfish.experiments.config import load_config
-    from goldfish.experiments.scenario import Machine
+    from goldfish.experiments.scenario import Machine, build_scenario
     from goldfish.report import audit_counts, audit_table, quick_table, write_report
     from goldfish.report.formatting import seconds
     from goldfish.results import read_run
@@ -322,10 +322,11 @@ def audit(
     again += [word for name in method or () for word in ("--method", name)]
     if ":" in config.model.name:
         sys.path.append("")  # a model of one's own may lie in the current folder
-    here = None if config.engine == "flower" else machine
+    scenario = cache(partial(build_scenario, config, machine, run_dir))  # for both, built once
+    here = None if config.engine == "flower" else scenario
     time = forecast(run_dir, here, tier=chosen, models=models, methods=method or ())
     say(f"Forecast: {seconds(time)}, by what the run's rounds took.")
-    auditing: Callable[..., Iterator[Step]] = audit_run
+    auditing: Callable[..., Iterator[Step]] = partial(audit_run, scenario=scenario)
     if config.engine == "flower":
         from goldfish.flower.submit import audit_on_flower
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,14 +18,7 @@ from goldfish.federation import InProcess
 from goldfish.methods import METHODS, Method, Trained, method_named
 from goldfish.results import Cost
 from goldfish.settings import Settings, TrainingSettings
-from goldfish.types import (
-    DeletionRequest,
-    ModelFactory,
-    RoundReplies,
-    States,
-    Task,
-    Update,
-)
+from goldfish.types import DeletionRequest, ModelFactory, RoundReplies, States, Task, Update
 from goldfish.workflow import (
     Unlearned,
     bind,
@@ -95,8 +87,7 @@ def plan(
         method = method_named(name)
         own = method.settings.parse(values)
         rehearsal = _Rehearsal(federation)
-        with ExitStack() as undo:
-            undo.enter_context(federation.trial())
+        with federation.trial():
             try:
                 refuse_training(origin, method, own)
                 full = unlearning_plan(
@@ -180,15 +171,12 @@ class _Rehearsal:
     def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
         """Answer tasks by what one of each kind took."""
         begin = time.perf_counter()
-        updates, times = [], []
-        for task in tasks:
-            update, seconds = self._answer(task)
-            updates.append(update)
-            times.append(seconds)
+        answers = [self._answer(task) for task in tasks]
+        times = [seconds for _, seconds in answers]
         if times:
             together = max(max(times), sum(times) / self._inner.workers)
             self._seconds += together - (time.perf_counter() - begin)
-        return RoundReplies(updates, [])
+        return RoundReplies([update for update, _ in answers], [])
 
     def _answer(self, task: Task[Any]) -> tuple[Update, float]:
         kind = (task.step.name, bool(task.requests), task.settings.model_dump_json())

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from goldfish.audits import AUDIT, Audit, AuditVerdict, ClientHarm, Harm
+from goldfish.cli import app
 from goldfish.errors import ConfigError, StoreError
 from goldfish.evaluation.harm import with_places
 from goldfish.experiments.audit import audit_run, forecast
@@ -20,7 +22,7 @@ from goldfish.experiments.audit_models import FOLDER
 from goldfish.experiments.client_setup import ClientSetup, shared_examples
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.experiments.scenario import Machine, build_scenario, load_data
 from goldfish.report import audit_counts
 from goldfish.results import Final, MethodResult, read_run
 
@@ -173,7 +175,7 @@ def test_the_full_tier_and_the_forecast(audited: Path) -> None:
 
 
 def test_the_forecast_measures_relearning_where_the_run_tells_nothing_of_it(
-    audited: Path, tmp_path: Path
+    config: Config, audited: Path, tmp_path: Path
 ) -> None:
     """As after a training that took no time: on a GPU it is that much faster than single steps."""
     run = tmp_path / "run"
@@ -183,11 +185,30 @@ def test_the_forecast_measures_relearning_where_the_run_tells_nothing_of_it(
         method["cost"] = {**(method["cost"] or {}), "seconds": 0.0}
     (run / "result.json").write_text(json.dumps(result))
     assert forecast(run, tier="quick") == 0
-    expected = forecast(run, MACHINE, tier="quick")
+    scenario = build_scenario(config, MACHINE, run)
+    expected = forecast(run, lambda: scenario, tier="quick")
     begin = time.perf_counter()
-    list(audit_run(run, MACHINE, tier="quick"))
+    list(audit_run(run, MACHINE, tier="quick", scenario=lambda: scenario))
     took = time.perf_counter() - begin
     assert took / 10 < expected < 10 * took
+
+
+def test_the_command_builds_the_scenario_once(
+    audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its forecast and for the audit."""
+    shutil.copytree(audited, tmp_path / "run")
+    loaded = []
+
+    def load(*wanted: Any) -> Any:
+        loaded.append(wanted)
+        return load_data(*wanted)
+
+    monkeypatch.setattr("goldfish.experiments.scenario.load_data", load)
+    command = ["audit", str(tmp_path / "run"), "--tier", "quick", "--device", "cpu"]
+    said = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "Forecast:" in said.output
+    assert len(loaded) == 1
 
 
 def test_one_method_is_added_to_the_others_and_later_requests_count(

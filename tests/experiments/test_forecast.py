@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +59,7 @@ def test_the_command_plans_for_a_configuration(tmp_path: Path) -> None:
 def test_clients_with_data_of_their_own_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     members = CONFIG.data.model_copy(update={"members": ["a", "b"]})
-    path.write_text(replace(CONFIG, data=members, engine="flower").to_toml())
+    changed = CONFIG.model_copy(update={"data": members, "engine": "flower"})
+    path.write_text(changed.to_toml())
     with pytest.raises(ConfigError, match="where the data is"):
         plan_run(path, Machine())

@@ -373,7 +373,7 @@ def test_a_run_may_use_a_part_of_the_data() -> None:
     assert sum(len(client.retained) for client in scenario.clients) == 100
     assert len(scenario.test) == 30
     assert len(set(scenario.test.labels.tolist())) > 5
-    other = build_scenario(replace(config, seed=1), Machine())
+    other = build_scenario(config.model_copy(update={"seed": 1}), Machine())
     assert other.test.ids != scenario.test.ids
 
 

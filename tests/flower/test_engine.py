@@ -10,7 +10,6 @@ import sqlite3
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ def run_on(grid: Any, config: Config, out: Path, *, resume: bool = False) -> Non
 
 
 def in_process(config: Config, out: Path) -> None:
-    for _ in run_experiment(replace(config, engine="in-process"), out, MACHINE):
+    for _ in run_experiment(config.model_copy(update={"engine": "in-process"}), out, MACHINE):
         pass
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from goldfish.audits import Rate
 from goldfish.errors import ConfigError, DataError, DivergenceError
+from goldfish.evaluation.memory import by_class
 from goldfish.evaluation.scores import checked_labels, checked_logits
 
 LEAST_SPREAD = 1e-3
@@ -128,11 +129,7 @@ def membership(
     class has two unseen samples.
     """
     shares, error = [], 0.0
-    pairs = [
-        (removed[removed_labels == label].double(), unseen[unseen_labels == label].double())
-        for label in removed_labels.unique().tolist()
-    ]
-    pairs = [(ours, theirs) for ours, theirs in pairs if len(theirs) >= 2]
+    pairs = by_class(removed.double(), removed_labels, unseen.double(), unseen_labels)
     count = sum(len(ours) for ours, _ in pairs)
     for ours, theirs in pairs:
         difference = ours.unsqueeze(1) - theirs.unsqueeze(0)

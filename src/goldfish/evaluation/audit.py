@@ -72,11 +72,7 @@ def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Differen
     half = float(stdtrit(freedom, 0.5 + INTERVAL / 200)) * error
     value = (ours.mean() - theirs.mean()).item()
     return Difference(
-        value=value,
-        low=value - half,
-        high=value + half,
-        unlearned=len(ours),
-        oracles=len(theirs),
+        value=value, low=value - half, high=value + half, unlearned=len(ours), oracles=len(theirs)
     )
 
 
@@ -91,10 +87,7 @@ def mean_variance(oracles: Tensor) -> float:
 
 
 def shifts(
-    unlearned: Tensor,
-    oracles: Tensor,
-    weights: Tensor | None = None,
-    usual: float | None = None,
+    unlearned: Tensor, oracles: Tensor, weights: Tensor | None = None, usual: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return one number for each model of both sides: its mean shift from the oracles.
 

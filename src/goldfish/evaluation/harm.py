@@ -49,7 +49,9 @@ def harm(
 def with_places(
     verdict: AuditVerdict, name: str, result: Result, harmed: Harm | None
 ) -> AuditVerdict:
-    """Say on which class, and for which remaining client, most accuracy was lost in the run."""
+    """Say, of damage, on which class and for which remaining client the run lost most accuracy."""
+    if verdict.word != "damaged":
+        return verdict
     said = []
     both = (result.methods[key].final for key in (ORIGIN, name))
     rows = [[] if final is None else final.per_class for final in both]

@@ -64,11 +64,7 @@ def class_matched(
 
     removed, removed_labels = _checked(removed, removed_labels)
     unseen, unseen_labels = _checked(unseen, unseen_labels)
-    pairs = [
-        (removed[removed_labels == label], unseen[unseen_labels == label])
-        for label in removed_labels.unique().tolist()
-    ]
-    matched = [(ours, theirs) for ours, theirs in pairs if len(theirs) >= LEAST_UNSEEN]
+    matched = by_class(removed, removed_labels, unseen, unseen_labels)
     if not matched:
         return None
     ours = torch.cat([ours for ours, _ in matched])
@@ -92,6 +88,17 @@ def class_matched(
         unseen=count,
         left_out=len(removed) - len(ours),
     )
+
+
+def by_class(
+    removed: Tensor, removed_labels: Tensor, unseen: Tensor, unseen_labels: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Return what there is of removed and of unseen samples for each class that can be compared."""
+    pairs = (
+        (removed[removed_labels == label], unseen[unseen_labels == label])
+        for label in removed_labels.unique().tolist()
+    )
+    return [(ours, theirs) for ours, theirs in pairs if len(theirs) >= LEAST_UNSEEN]
 
 
 def _checked(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

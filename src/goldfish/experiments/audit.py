@@ -53,12 +53,12 @@ from goldfish.experiments.audit_models import FOLDER, ORACLE, AuditModels, kept_
 from goldfish.experiments.client_audit import audit_by_clients
 from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import EngineFactory
-from goldfish.experiments.evaluator import Evaluator, chosen
+from goldfish.experiments.evaluator import chosen
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario, select
 from goldfish.files import claim, write_whole
 from goldfish.methods import METHODS
 from goldfish.models import fresh_params
-from goldfish.results import MARGINS, ORIGIN, Progress, Result, read_run
+from goldfish.results import MARGINS, ORIGIN, Cost, Progress, Result, read_run
 from goldfish.store import CONFIG
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Params
@@ -89,6 +89,7 @@ def audit_run(
     models: int | None = None,
     methods: Sequence[str] = (),
     engine: EngineFactory | None = None,
+    scenario: Callable[[], Scenario] | None = None,
 ) -> Iterator[Progress]:
     """Yield the progress of an audit; ``audit.json`` in the run directory holds it at the end.
 
@@ -97,19 +98,16 @@ def audit_run(
     audited too: an audit that does not find its memory would find no other. What earlier audits
     found of other methods, and verdicts that a quick audit does not give, stay in ``audit.json``.
     ``engine`` makes the federation that trains; by default its clients live in this process.
+    ``scenario`` gives that of the run, where the caller has it already.
     """
     amount, config, result, names = _checked(run, tier, models, methods)
     with claim(run / FOLDER / "lock"):
-        scenario = build_scenario(config, machine, run)
-        made = AuditModels(config, scenario, run, machine, engine, names)
-        evaluator = Evaluator(scenario, machine.device)
-        if scenario.removed is None:
-            found = yield from audit_by_clients(
-                made, scenario, evaluator, run, names, tier, amount, result
-            )
+        held = build_scenario(config, machine, run) if scenario is None else scenario()
+        made = AuditModels(config, held, run, machine, engine, names)
+        if held.removed is None:
+            found = yield from audit_by_clients(made, tier, amount, result)
         else:
-            work = _Work(config, scenario, scenario.removed, run, machine, made, evaluator)
-            found = yield from work.audit(names, tier, amount, result)
+            found = yield from _Work(made, held.removed).audit(tier, amount, result)
         made.close()
         found = _beside_earlier(run, found, config.unlearning.methods)
         write_whole(run / AUDIT, found.model_dump_json(indent=1) + "\n")
@@ -146,7 +144,7 @@ def tier_named(name: str) -> Tier:
 
 def forecast(
     run: Path,
-    machine: Machine | None = None,
+    scenario: Callable[[], Scenario] | None = None,
     *,
     tier: Tier = "standard",
     models: int | None = None,
@@ -154,12 +152,12 @@ def forecast(
 ) -> float:
     """Return about how many seconds an audit takes, by what the rounds of the run took.
 
-    On the ``machine`` of the audit some steps of relearning are measured: it takes its steps one by
-    one, which on a GPU are far slower than those of a training.
+    With its ``scenario``, on the machine of the audit, some steps of relearning are measured: it
+    takes its steps one by one, which on a GPU are far slower than those of a training.
     """
     amount, config, result, names = _checked(run, tier, models, methods)
-    spent = {name: result.methods[name].cost for name in (ORIGIN, *names)}
-    seconds = {name: 0.0 if cost is None else cost.seconds for name, cost in spent.items()}
+    spent = {name: result.methods[name].cost or Cost() for name in (ORIGIN, *names)}
+    seconds = {name: cost.seconds for name, cost in spent.items()}
     if config.data.members is not None:  # oracles alone are made
         paths = (kept_path(run, ORACLE, number) for number in range(1, amount + 1))
         return seconds[ORIGIN] * sum(not path.exists() for path in paths)
@@ -176,25 +174,25 @@ def forecast(
         for those in missing
     )
     origin = spent[ORIGIN]
-    sample = origin.seconds / origin.samples if origin and origin.samples else 0.0
+    sample = origin.seconds / origin.samples if origin.samples else 0.0
     removed = result.deletion.removed_samples or 0
     looks = result.test_images.accuracy + removed
     looks += min(result.deletion.training_samples or 0, LOOKED_AT)
-    if machine is None:
+    if scenario is None:
         followed = min(removed, RELEARNED)
         steps = min(config.training.batch_size, followed) + FORWARD * followed
         step = sample * steps
     else:
-        step = _relearning_step(build_scenario(config, machine, run), config, machine.device)
+        step = _relearning_step(scenario(), config)
     return longer + len(spent) * (ORDERS * STEPS * step + sample * FORWARD * looks)
 
 
-def _relearning_step(scenario: Scenario, config: Config, device: str) -> float:
+def _relearning_step(scenario: Scenario, config: Config) -> float:
     """Return how many seconds a step of relearning takes, whatever the model's weights are."""
     if scenario.removed is None:
         return 0.0
     removed = _spread(scenario.removed, RELEARNED)
-    workspace = LocalWorkspace(scenario.model, device, graphs=False)
+    workspace = LocalWorkspace(scenario.model, removed.labels.device, graphs=False)
     params = fresh_params(scenario.model, config.seed, "initial")
     for steps in (1, TIMED):  # the first one takes longer
         begin = time.perf_counter()
@@ -231,116 +229,81 @@ def _checked(
 class _Work:
     """Measures the models of an audit on samples that are here."""
 
-    def __init__(
-        self,
-        config: Config,
-        scenario: Scenario,
-        removed: TensorExamples,
-        run: Path,
-        machine: Machine,
-        made: AuditModels,
-        evaluator: Evaluator,
-    ) -> None:
-        self._config = config
-        self._scenario = scenario
-        self._run = run
+    def __init__(self, made: AuditModels, removed: TensorExamples) -> None:
+        scenario, clean = made.scenario, made.evaluator.clean_removed
+        if clean is not None:
+            self._removed, self._unseen = clean, scenario.test
+        elif scenario.triggered is not None:  # all carry the trigger: so do unseen ones like them
+            self._removed, self._unseen = removed, scenario.triggered
+        else:
+            raise ConfigError("The run has no unseen samples to compare removed ones with.")
         self._made = made
-        self._evaluator = evaluator
-        self._workspace = LocalWorkspace(scenario.model, machine.device, graphs=False)
-        self._all = removed
-        self._removed, self._unseen = self._compared()
-        self._canaries = chosen(self._all, scenario.canaries)
-        self._relearned = _spread(self._all, RELEARNED)
-        self._clients = [removal.split(c, scenario.requests) for c in scenario.clients]
+        self._logits = made.evaluator.logits
+        self._workspace = LocalWorkspace(scenario.model, made.machine.device, graphs=False)
+        self._canaries = chosen(removed, scenario.canaries)
+        self._relearned = _spread(removed, RELEARNED)
+        self._remaining = _remaining(scenario)
         origin = made.final(ORIGIN)
-        self._target = self._loss(origin, self._relearned) + MARGINS.memory
+        losses = sample_losses(self._logits(origin, self._relearned), self._relearned.labels)
+        self._target = losses.mean().item() + MARGINS.memory
         self._before = self._on_remaining(origin)
 
-    def audit(
-        self, names: Sequence[str], tier: Tier, amount: int, result: Result
-    ) -> Generator[Progress, None, Audit]:
+    def audit(self, tier: Tier, amount: int, result: Result) -> Generator[Progress, None, Audit]:
         """Look at the run's models, make and measure ``amount`` others of each, and judge."""
         made, quick = self._made, {}
-        for place, name in enumerate((ORIGIN, *names)):
-            yield Progress(phase=QUICK, round=place, rounds=len(names) + 1)
+        rounds = len(made.names) + 1
+        for place, name in enumerate((ORIGIN, *made.names)):
+            yield Progress(phase=QUICK, round=place, rounds=rounds)
             quick[name] = self.quick(name)
-        yield Progress(phase=QUICK, round=len(names) + 1, rounds=len(names) + 1)
+        yield Progress(phase=QUICK, round=rounds, rounds=rounds)
         makers: dict[str, Callable[[int], Params]] = {ORACLE: made.oracle, ORIGIN: made.origin}
-        makers |= {name: partial(made.unlearned, METHODS[name]) for name in names}
+        makers |= {name: partial(made.unlearned, METHODS[name]) for name in made.names}
         found: dict[str, list[Measured]] = {name: [] for name in makers}
-        compared = (self._evaluator, self._removed, self._unseen, self._scenario.test)
+        compared = (made.evaluator, self._removed, self._unseen)
         for number in range(1, amount + 1):
             for name, make in makers.items():
                 yield Progress(phase=name, round=number - 1, rounds=amount)
-                path = kept_path(self._run, name, number)
+                path = kept_path(made.run, name, number)
                 found[name].append(measured(path, partial(make, number), *compared))
                 yield Progress(phase=name, round=number, rounds=amount)
         return self._judged(tier, quick, found, result)
 
     def quick(self, name: str) -> QuickAudit:
         """Look at the run's own model of a method."""
-        params = self._made.final(name)
-        found = [
-            (margins(self._evaluator.logits(params, examples), examples.labels), examples.labels)
-            for examples in (self._removed, self._unseen)
-        ]
-        (removed, removed_labels), (unseen, unseen_labels) = found
+        params, config = self._made.final(name), self._made.config
+        removed, unseen = (
+            margins(self._logits(params, own), own.labels) for own in (self._removed, self._unseen)
+        )
         canaries = None
         if self._canaries is not None:
-            given = self._evaluator.logits(params, self._canaries).argmax(dim=1)
+            given = self._logits(params, self._canaries).argmax(dim=1)
             hits = int((given == self._canaries.labels.cpu()).sum())
             canaries = counted(hits, len(self._canaries))
         return QuickAudit(
-            membership=membership(removed, removed_labels.cpu(), unseen, unseen_labels.cpu()),
+            membership=membership(
+                removed, self._removed.labels.cpu(), unseen, self._unseen.labels.cpu()
+            ),
             canaries=canaries,
             relearning=relearn(
-                self._workspace,
-                params,
-                self._relearned,
-                self._config.training,
-                self._target,
-                self._config.seed,
+                self._workspace, params, self._relearned, config.training, self._target, config.seed
             ),
             harm=None if name == ORIGIN else self._harm(params),
         )
 
-    def _loss(self, params: Params, examples: TensorExamples) -> float:
-        logits = self._evaluator.logits(params, examples)
-        return sample_losses(logits, examples.labels).mean().item()
-
-    def _remaining(self) -> Iterator[tuple[str, Subset]]:
-        """Return some of each client's remaining samples."""
-        total = sum(len(client.retained) for client in self._clients)
-        share = min(1.0, LOOKED_AT / max(total, 1))
-        for client in self._clients:
-            count = round(share * len(client.retained))
-            if count:
-                yield client.id, Subset(client.retained, _places(len(client.retained), count))
-
     def _on_remaining(self, params: Params) -> Tensor:
-        parts = [self._evaluator.logits(params, part) for _, part in self._remaining()]
+        parts = [self._logits(params, part) for _, part in self._remaining]
         return torch.cat(parts) if parts else torch.empty(0)
 
     def _harm(self, params: Params) -> Harm | None:
-        parts = list(self._remaining())
-        if not parts:
+        if not self._remaining:
             return None
         return harm(
             self._before,
             self._on_remaining(params),
-            torch.cat([part.labels.cpu() for _, part in parts]),
-            [sample_id for _, part in parts for sample_id in part.ids],
-            [client_id for client_id, part in parts for _ in range(len(part))],
+            torch.cat([part.labels.cpu() for _, part in self._remaining]),
+            [sample_id for _, part in self._remaining for sample_id in part.ids],
+            [client_id for client_id, part in self._remaining for _ in range(len(part))],
         )
-
-    def _compared(self) -> tuple[TensorExamples, TensorExamples]:
-        """Return removed samples, if possible without a trigger, and unseen ones like them."""
-        scenario, clean = self._scenario, self._evaluator.clean_removed
-        if clean is not None:
-            return clean, scenario.test
-        if scenario.triggered is None:
-            raise ConfigError("The run has no unseen samples to compare removed ones with.")
-        return self._all, scenario.triggered
 
     def _judged(
         self,
@@ -350,39 +313,33 @@ class _Work:
         result: Result,
     ) -> Audit:
         """Return the audit of all models."""
-        found = Audit(
+        oracles = models[ORACLE]
+        first, second = oracles[::2], oracles[1::2]
+        labels = (self._removed.labels.cpu(), self._unseen.labels.cpu())
+        binned = tier == "full" and len(second) >= KLOM_MODELS
+        methods = {}
+        for name, own in models.items():
+            if name == ORACLE or not oracles:
+                continue
+            verdict = audit_verdict(own, oracles, *labels, models[ORIGIN])
+            verdict = with_places(verdict, name, result, quick[name].harm)
+            methods[name] = AuditedMethod(
+                **verdict.model_dump(),
+                distances=_distances(own[::2], second),
+                klom=_distances(own[::2], second, klom) if binned else None,
+                attack=_attack(own, oracles, full=tier == "full"),
+            )
+        return Audit(
             tier=tier,
             removed=len(self._removed),
             unseen=len(self._unseen),
             relearned=len(self._relearned),
             quick=quick,
-        )
-        oracles = models[ORACLE]
-        if not oracles:
-            return found
-        labels = (self._removed.labels.cpu(), self._unseen.labels.cpu())
-        binned = tier == "full" and len(oracles) // 2 >= KLOM_MODELS
-        methods = {}
-        for name, own in models.items():
-            if name == ORACLE:
-                continue
-            verdict = audit_verdict(own, oracles, *labels, models[ORIGIN])
-            if verdict.word == "damaged":
-                verdict = with_places(verdict, name, result, quick[name].harm)
-            methods[name] = AuditedMethod(
-                **verdict.model_dump(),
-                distances=_distances(own[::2], oracles[1::2]),
-                klom=_distances(own[::2], oracles[1::2], klom) if binned else None,
-                attack=_attack(own, oracles, full=tier == "full"),
-            )
-        return found.model_copy(
-            update={
-                "models": len(oracles),
-                "noise": _distances(oracles[::2], oracles[1::2]),
-                "noise_klom": _distances(oracles[::2], oracles[1::2], klom) if binned else None,
-                "band": band(methods[ORIGIN].oracles),
-                "methods": methods,
-            }
+            models=len(oracles),
+            noise=_distances(first, second) if oracles else None,
+            noise_klom=_distances(first, second, klom) if binned else None,
+            band=band(methods[ORIGIN].oracles) if oracles else 0.0,
+            methods=methods,
         )
 
 
@@ -423,12 +380,23 @@ def _distances(
     return Distances(**medians)
 
 
+def _remaining(scenario: Scenario) -> list[tuple[str, Subset]]:
+    """Return some of each client's remaining samples."""
+    clients = [removal.split(client, scenario.requests) for client in scenario.clients]
+    share = min(1.0, LOOKED_AT / max(sum(len(client.retained) for client in clients), 1))
+    counts = [(client, round(share * len(client.retained))) for client in clients]
+    return [
+        (client.id, Subset(client.retained, _places(len(client.retained), count)))
+        for client, count in counts
+        if count
+    ]
+
+
 def _spread(examples: TensorExamples, count: int) -> TensorExamples:
     """Return so many of the examples, spread over all of them."""
     if len(examples) <= count:
         return examples
-    places = _places(len(examples), count)
-    return select(examples, places, [examples.ids[place] for place in places.tolist()])
+    return select(examples, _places(len(examples), count))
 
 
 def _places(length: int, count: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,7 @@ from goldfish.models import fresh_params
 from goldfish.randomness import derive_seed
 from goldfish.results import ORIGIN, YARDSTICK
 from goldfish.settings import TrainingSettings
-from goldfish.store import (
-    Checkpoint,
-    RunDirectory,
-    load_checkpoint,
-    run_id_of,
-    save_checkpoint,
-)
+from goldfish.store import Checkpoint, RunDirectory, load_checkpoint, run_id_of, save_checkpoint
 from goldfish.types import Federation, NotHonoured, Params
 from goldfish.workflow import Unlearned, train, unlearn
 
@@ -48,7 +43,6 @@ def measured(
     evaluator: Evaluator,
     removed: TensorExamples,
     unseen: TensorExamples,
-    test: TensorExamples,
 ) -> Measured:
     """Return what is kept of a model's measurement; else make the model, and measure it.
 
@@ -63,6 +57,7 @@ def measured(
             return found
     params = make()
     on_unseen = evaluator.logits(params, unseen)
+    test = evaluator.scenario.test
     on_test = on_unseen if test is unseen else evaluator.logits(params, test)
     found = Measured(
         margins(evaluator.logits(params, removed), removed.labels),
@@ -80,27 +75,23 @@ def varied(training: TrainingSettings, number: int) -> TrainingSettings:
     return training.model_copy(update={"learning_rate": rate})
 
 
+@dataclass
 class AuditModels:
-    """Finds the run's models, and makes others like them.
+    """Finds the run's models, and makes others like them."""
 
-    ``engine`` makes the federation that trains; None: its clients live in this process.
-    """
+    config: Config
+    scenario: Scenario
+    run: Path
+    machine: Machine
+    engine: EngineFactory | None
+    """Makes the federation that trains; None: its clients live in this process."""
+    names: Sequence[str]
+    """The methods that are audited."""
 
-    def __init__(
-        self,
-        config: Config,
-        scenario: Scenario,
-        run: Path,
-        machine: Machine,
-        engine: EngineFactory | None,
-        names: Sequence[str],
-    ) -> None:
-        self._config = config
-        self._scenario = scenario
-        self._run = run
-        self._names = names
-        self._here = in_process(scenario, machine, "") if engine is None else None
-        self._make = partial(engine or in_process, scenario, machine)
+    def __post_init__(self) -> None:
+        self.evaluator = Evaluator(self.scenario, self.machine.device)
+        self._make = partial(self.engine or in_process, self.scenario, self.machine)
+        self._here = self._make("") if self.engine is None else None
         self._open: dict[str, Federation] = {}
         self._phases = {PHASE}
         """Under which clients may keep something."""
@@ -115,7 +106,7 @@ class AuditModels:
             return self._here
         if name not in self._open:
             self.close()
-            self._open = {name: self._make(f"{run_id_of(self._run)}-{name}")}
+            self._open = {name: self._make(f"{run_id_of(self.run)}-{name}")}
         return self._open[name]
 
     def close(self) -> None:
@@ -127,18 +118,18 @@ class AuditModels:
 
     def final(self, name: str) -> Params:
         """Return the model that the run ended with."""
-        stage = 1 if name == ORIGIN else len(self._scenario.stages)
-        path = RunDirectory(self._run).checkpoint_path(phase_name(name, stage))
+        stage = 1 if name == ORIGIN else len(self.scenario.stages)
+        path = RunDirectory(self.run).checkpoint_path(phase_name(name, stage))
         return load_checkpoint(path).params
 
     def oracle(self, number: int) -> Params:
         """Return a model that was trained without the removed samples, as long as the original."""
         federation = self.federation(f"{ORACLE}-{number}")
-        training = varied(self._config.training, number)
-        seed = derive_seed(self._config.seed, ORACLE, number)  # no other model has it
+        training = varied(self.config.training, number)
+        seed = derive_seed(self.config.seed, ORACLE, number)  # no other model has it
         fresh = fresh_params(federation.model, seed, "initial")
         untrained = Trained(federation, fresh, training, seed)
-        made = unlearn(untrained, self._scenario.requests, method=YARDSTICK)
+        made = unlearn(untrained, self.scenario.requests, method=YARDSTICK)
         self._phases.add(made.trained.phase)
         return made.params
 
@@ -148,19 +139,19 @@ class AuditModels:
 
     def unlearned(self, method: Method[Any], number: int) -> Params:
         """Return a model that was trained with them and then unlearned them, stage by stage."""
-        config = self._config
+        config = self.config
         training = varied(config.unlearning_training, number).model_dump(exclude={"rounds"})
         own = config.methods[method.name].model_dump()  # a name of both is the method's
         model: Trained | Unlearned
         model = self._trained(number, method.name if method.prepare is not None else None)
         lost: Sequence[NotHonoured] = ()
-        for place, requests in enumerate(self._scenario.stages, start=1):
+        for place, requests in enumerate(self.scenario.stages, start=1):
             model = unlearn(
                 model,
                 [*(left.request for left in lost), *requests],
                 method=method,
                 rounds=stage_rounds(config, place),
-                test=self._scenario.test,
+                test=self.scenario.test,
                 **{**training, **own},
             )
             lost = model.not_honoured
@@ -171,15 +162,15 @@ class AuditModels:
         """Train once under a seed, for all methods that start from the same training."""
         if (number, own) not in self._trainings:
             self._trainings = {key: t for key, t in self._trainings.items() if key[0] == number}
-            settings = varied(self._config.training, number).model_dump()
+            settings = varied(self.config.training, number).model_dump()
             if own is not None:
-                settings |= self._config.methods[own].model_dump()
+                settings |= self.config.methods[own].model_dump()
             kept = {
-                name: self._config.methods[name].model_dump()
-                for name in self._names
+                name: self.config.methods[name].model_dump()
+                for name in self.names
                 if own is None and METHODS[name].prepare is None
             }
-            seed = self._config.seed + number
+            seed = self.config.seed + number
             federation = self.federation(f"{FOLDER}-{number}")
             self._trainings[number, own] = train(
                 federation, seed=seed, method=own, keep_for=kept, **settings

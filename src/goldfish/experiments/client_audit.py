@@ -7,29 +7,18 @@ tell means and counts (:mod:`goldfish.methods.auditing`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from pathlib import Path
+from collections.abc import Generator
 
 import torch
 
-from goldfish.audits import Audit, AuditedMethod, AuditVerdict, QuickAudit, Tier
+from goldfish.audits import Audit, AuditedMethod, QuickAudit, Tier
 from goldfish.evaluation.attacks import margins
-from goldfish.evaluation.audit import (
-    Shifted,
-    band,
-    class_weights,
-    difference,
-    shifts,
-    verdict_on,
-)
+from goldfish.evaluation.audit import Shifted, band, class_weights, difference, shifts, verdict_on
 from goldfish.evaluation.harm import with_places
 from goldfish.experiments.audit_models import FOLDER, ORACLE, AuditModels, kept_path
-from goldfish.experiments.evaluator import Evaluator
-from goldfish.experiments.scenario import Scenario
 from goldfish.methods.auditing import Witnesses
 from goldfish.results import ORIGIN, Progress, Result
 from goldfish.store import Checkpoint, load_checkpoint, save_checkpoint
-from goldfish.types import Params
 
 LOOKS = "clients look"
 
@@ -41,36 +30,27 @@ ONE_MODEL = (
 
 
 def audit_by_clients(
-    made: AuditModels,
-    scenario: Scenario,
-    evaluator: Evaluator,
-    run: Path,
-    names: Sequence[str],
-    tier: Tier,
-    amount: int,
-    result: Result,
+    made: AuditModels, tier: Tier, amount: int, result: Result
 ) -> Generator[Progress, None, Audit]:
     """Make ``amount`` oracles, let the clients look at all models, and judge by what they tell."""
+    scenario, oracles = made.scenario, {}
     for number in range(1, amount + 1):
         yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
-        path = kept_path(run, ORACLE, number)
+        path = oracles[f"{ORACLE}-{number}"] = kept_path(made.run, ORACLE, number)
         if not path.exists():
             save_checkpoint(path, Checkpoint(number, made.oracle(number)))
         yield Progress(phase=ORACLE, round=number, rounds=amount)
-    own = (ORIGIN, *names)
-    oracles = {f"{ORACLE}-{n}": kept_path(run, ORACLE, n) for n in range(1, amount + 1)}
+    own = (ORIGIN, *made.names)
     witnesses = Witnesses(made.federation(FOLDER), scenario.requests, scenario.num_classes)
     labels = scenario.test.labels.cpu()
     quick: dict[str, QuickAudit] = {}
     unseen, accuracy = {}, {}
     for place, name in enumerate((*own, *oracles)):
         yield Progress(phase=LOOKS, round=place, rounds=len(own) + amount)
-        params: Params = (
-            load_checkpoint(oracles[name]).params if name in oracles else made.final(name)
-        )
-        logits = evaluator.logits(params, scenario.test)
+        params = load_checkpoint(oracles[name]).params if name in oracles else made.final(name)
+        logits = made.evaluator.logits(params, scenario.test)
         unseen[name] = margins(logits, labels)
-        accuracy[name] = evaluator.scores(logits).accuracy
+        accuracy[name] = made.evaluator.scores(logits).accuracy
         if name in oracles:
             witnesses.look_at_oracle(name, params)
         else:
@@ -90,12 +70,11 @@ def audit_by_clients(
     if not oracles:
         return found
     if not len(removed):
-        nothing = AuditVerdict(
+        nothing = AuditedMethod(
             word="not enough evidence",
             sentence=f"No client tells of removed samples. {' '.join(witnesses.notes)}".strip(),
         )
-        methods = {name: AuditedMethod(**nothing.model_dump()) for name in own}
-        return found.model_copy(update={"methods": methods})
+        return found.model_copy(update={"methods": dict.fromkeys(own, nothing)})
     weights = class_weights(removed, labels)
     of_oracles = torch.stack([unseen[name] for name in oracles])
     theirs = torch.tensor([told[name] for name in oracles], dtype=torch.float64)
@@ -108,8 +87,7 @@ def audit_by_clients(
     for name in own:
         apart = difference([accuracy[name]], [accuracy[oracle] for oracle in oracles])
         verdict = verdict_on(shifted(name), apart, shifted(ORIGIN))
-        if verdict.word == "damaged":
-            verdict = with_places(verdict, name, result, quick[name].harm)
+        verdict = with_places(verdict, name, result, quick[name].harm)
         methods[name] = AuditedMethod(**verdict.model_dump())
     noise = band(methods[ORIGIN].oracles)
     return found.model_copy(update={"methods": methods, "band": noise})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -57,13 +56,9 @@ class DataSettings(Settings):
     """Clients with data of their own on their nodes; name and path are the server's test set."""
 
     @model_validator(mode="after")
-    def _explicit_has_manifest(self) -> Self:
+    def _fits_together(self) -> Self:
         if (self.partition == "explicit") != (self.manifest is not None):
             raise ValueError('partition = "explicit" and manifest belong together: give both')
-        return self
-
-    @model_validator(mode="after")
-    def _members_are_names(self) -> Self:
         names = self.members or []
         if len(set(names)) < len(names) or any(len(name.split()) != 1 for name in names):
             raise ValueError("members are different names, each without spaces")
@@ -173,6 +168,7 @@ class _Tables(Settings):
 
     seed: Annotated[int, Field(ge=0)] = 0
     engine: EngineName = "in-process"
+    """What runs the clients: threads of this process, or the nodes of a Flower federation."""
     flower: FlowerSettings = FlowerSettings()
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -182,22 +178,11 @@ class _Tables(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(_Tables):
     """A complete, checked configuration."""
 
-    seed: int
-    data: DataSettings
-    model: ModelSettings
-    training: TrainingSettings
-    deletion: DeletionSettings
-    unlearning: UnlearningSettings
     methods: Mapping[str, Settings]
     """The settings of each listed method."""
-    engine: EngineName
-    """What runs the clients: threads of this process, or the nodes of a Flower federation."""
-    flower: FlowerSettings
-    evaluation: EvaluationSettings
 
     @property
     def unlearning_training(self) -> TrainingSettings:
@@ -208,18 +193,12 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, in the shape of the TOML file."""
-        tables = ("data", "model", "training", "deletion", "unlearning")
-        values: dict[str, Any] = {"seed": self.seed}
-        if self.engine == "flower":
-            values["engine"] = self.engine
-            values["flower"] = self.flower.model_dump(mode="json", exclude_none=True)
-        values |= {
-            name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in tables
-        }
+        unsaid = {"methods"}
+        unsaid |= set() if self.engine == "flower" else {"engine", "flower"}
+        unsaid |= set() if self.evaluation.clients else {"evaluation"}
+        values = self.model_dump(mode="json", exclude_none=True, exclude=unsaid)
         for name, settings in self.methods.items():
             values["unlearning"][name] = settings.model_dump(mode="json", exclude_none=True)
-        if self.evaluation.clients:
-            values["evaluation"] = self.evaluation.model_dump()
         return values
 
     def to_toml(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +22,16 @@ class Evaluator:
     """Measures models on the scenario's test data and removed samples."""
 
     def __init__(self, scenario: Scenario, device: str, *, of_clients: bool = False) -> None:
-        self._scenario = scenario
-        self.device = device
+        self.scenario = scenario
         self._workspace = LocalWorkspace(scenario.model, device)
         removed = scenario.removed
         self.clean_removed = None if removed is None else chosen(removed, scenario.plain)
         """The removed samples that carry no trigger, if there are any to be seen here."""
-        self._removed_labels = torch.empty(0, dtype=torch.long)
-        if self.clean_removed is not None:
-            self._removed_labels = self.clean_removed.labels.cpu()
         self._labels = scenario.test.labels.cpu()
         self._removed_classes = torch.tensor(removed_classes(scenario), dtype=torch.long)
         self._of_removed_class = torch.isin(self._labels, self._removed_classes)
-        self._yardstick: _Losses | None = None
+        self._yardstick: tuple[Tensor, Tensor] | None = None
+        """The losses of another model on removed samples and on test images."""
         self._of_clients = of_clients
 
     def logits(self, params: Params, examples: Examples) -> Tensor:
@@ -45,9 +41,12 @@ class Evaluator:
     def compare_with(self, params: Params) -> None:
         """Compare the memory of all models measured from now on with that of this one."""
         if self.clean_removed is not None:
-            on_test = self.logits(params, self._scenario.test)
             on_removed = self.logits(params, self.clean_removed)
-            self._yardstick = self._losses(on_removed, on_test)
+            on_test = self.logits(params, self.scenario.test)
+            self._yardstick = (
+                sample_losses(on_removed, self.clean_removed.labels),
+                sample_losses(on_test, self._labels),
+            )
 
     def measure(
         self, params: Params, requests: Sequence[DeletionRequest] = (), *, compared: bool = True
@@ -56,7 +55,7 @@ class Evaluator:
 
         Without ``compared`` its memory is not compared with the yardstick's, as for itself.
         """
-        scenario, labels = self._scenario, self._labels
+        scenario, labels = self.scenario, self._labels
         on_test = self.logits(params, scenario.test)
         gone, rest = self._of_removed_class, ~self._of_removed_class
         scores = self.scores(on_test)
@@ -87,7 +86,7 @@ class Evaluator:
     def scores(self, on_test: Tensor) -> Scores:
         """Return the scores of logits of the test set, on the classes that remain."""
         rest = ~self._of_removed_class
-        return score(on_test[rest], self._labels[rest], self._scenario.num_classes)
+        return score(on_test[rest], self._labels[rest], self.scenario.num_classes)
 
     def client_accuracies(self, updates: Sequence[Update]) -> list[float]:
         """Return how many percent of the test images each client's own model gets right.
@@ -97,8 +96,8 @@ class Evaluator:
         if not self._of_clients:
             return []
         params = (update.params for update in updates if update.num_examples > 0)
-        logits = (self.logits(model, self._scenario.test) for model in params)
-        classes = self._scenario.num_classes
+        logits = (self.logits(model, self.scenario.test) for model in params)
+        classes = self.scenario.num_classes
         return [
             score(said, self._labels, classes).accuracy if bool(said.isfinite().all()) else 0.0
             for said in logits
@@ -106,7 +105,7 @@ class Evaluator:
 
     def test_images(self) -> TestImages:
         """Return how many test images stand behind each percentage."""
-        triggered, classes = self._scenario.triggered, self._scenario.num_classes
+        triggered, classes = self.scenario.triggered, self.scenario.num_classes
         return TestImages(
             accuracy=int((~self._of_removed_class).sum()),
             removed_class=int(self._of_removed_class.sum()),
@@ -114,33 +113,26 @@ class Evaluator:
             per_class=torch.bincount(self._labels, minlength=classes).tolist(),
         )
 
-    def _losses(self, on_removed: Tensor, on_test: Tensor) -> _Losses:
-        labels = self._removed_labels
-        return _Losses(sample_losses(on_removed, labels), sample_losses(on_test, self._labels))
-
     def _memory(
-        self,
-        params: Params,
-        on_test: Tensor,
-        requests: Sequence[DeletionRequest],
-        compared: bool,
+        self, params: Params, on_test: Tensor, requests: Sequence[DeletionRequest], compared: bool
     ) -> Memory | None:
         """Compare the removed samples without a trigger that are asked for with unseen ones."""
         if self.clean_removed is None:
             return None
         on_removed = self.logits(params, self.clean_removed)
-        labels, clean = self._removed_labels, self._scenario.plain
-        asked = _named(self._scenario, requests)[clean] if requests else slice(None)
+        labels = self.clean_removed.labels.cpu()
+        asked = named(self.scenario, requests)[self.scenario.plain] if requests else slice(None)
 
         def matched(removed: Tensor, unseen: Tensor) -> Matched | None:
             return class_matched(removed[asked], labels[asked], unseen, self._labels)
 
-        losses, base = self._losses(on_removed, on_test), self._yardstick if compared else None
-        gap = matched(losses.removed, losses.unseen)
+        ours, theirs = sample_losses(on_removed, labels), sample_losses(on_test, self._labels)
+        gap = matched(ours, theirs)
         right = matched(sample_hits(on_removed, labels), sample_hits(on_test, self._labels))
         if gap is None or right is None:
             return None
-        apart = base and matched(losses.removed - base.removed, losses.unseen - base.unseen)
+        base = self._yardstick if compared else None
+        apart = base and matched(ours - base[0], theirs - base[1])
         return Memory(
             gap=gap.difference,
             to_retrain=apart and apart.difference,
@@ -152,19 +144,9 @@ class Evaluator:
         )
 
 
-@dataclass(frozen=True)
-class _Losses:
-    """One model's loss on each removed sample, and on each test image."""
-
-    removed: Tensor
-    unseen: Tensor
-
-
 def chosen(examples: TensorExamples, mask: Tensor) -> TensorExamples | None:
     """Return the examples that a mask marks; None where it marks none."""
-    places = mask.nonzero().flatten()
-    ids = [examples.ids[place] for place in places.tolist()]
-    return select(examples, places, ids) if ids else None
+    return select(examples, mask.nonzero().flatten()) if bool(mask.any()) else None
 
 
 def removed_classes(scenario: Scenario) -> list[int]:
@@ -192,18 +174,14 @@ def removed_classes(scenario: Scenario) -> list[int]:
     return sorted(set(scenario.true_labels) - labels)
 
 
-def _named(scenario: Scenario, requests: Sequence[DeletionRequest]) -> Tensor:
+def named(scenario: Scenario, requests: Sequence[DeletionRequest]) -> Tensor:
     """Return which of the removed samples the requests name, one bool a sample."""
     by_id = removal.named_samples(requests)
-    by_class = {(r.client_id, r.class_label) for r in requests if r.class_label is not None}
-    whole = {r.client_id for r in requests if r.sample_ids is None and r.class_label is None}
+    others = {(r.client_id, r.class_label) for r in requests if r.sample_ids is None}
     ids = () if scenario.removed is None else scenario.removed.ids
-    return torch.tensor(
-        [
-            sample_id in by_id or holder in whole or (holder, label) in by_class
-            for sample_id, holder, label in zip(
-                ids, scenario.holders, scenario.true_labels, strict=True
-            )
-        ],
-        dtype=torch.bool,
-    )
+    samples = zip(ids, scenario.holders, scenario.true_labels, strict=True)
+    found = [
+        sample_id in by_id or (holder, label) in others or (holder, None) in others
+        for sample_id, holder, label in samples
+    ]
+    return torch.tensor(found, dtype=torch.bool)

@@ -16,7 +16,7 @@ from goldfish import results
 from goldfish.evaluation.similarity import confidence, jsd, jsd_distance, l2, welch
 from goldfish.experiments.config import Config
 from goldfish.experiments.engine import Engine
-from goldfish.experiments.evaluator import Evaluator, removed_classes
+from goldfish.experiments.evaluator import Evaluator, named, removed_classes
 from goldfish.experiments.scenario import Machine, Scenario
 from goldfish.methods import deletion_kind
 from goldfish.results import MARGINS, ORIGIN, YARDSTICK, Cost, Measures, MethodResult, Record, Spent
@@ -240,12 +240,7 @@ def _asked_for(request: DeletionRequest, scenario: Scenario) -> int | None:
         return len(request.sample_ids)
     if scenario.removed is None:
         return None
-    labels = [
-        label
-        for label, holder in zip(scenario.true_labels, scenario.holders, strict=True)
-        if holder == request.client_id
-    ]
-    return len(labels) if request.class_label is None else labels.count(request.class_label)
+    return int(named(scenario, [request]).sum())
 
 
 def environment(

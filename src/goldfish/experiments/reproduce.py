@@ -18,7 +18,7 @@ import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,6 @@ from goldfish.store.runs import CHECKPOINTS, METRICS, PINNED
 
 PRESETS = Path(__file__).parent / "presets"
 VALUES, ABOUT = "values.csv", "run.json"
-NOT_PRESETS = {"demo"}
 
 
 class Axis(Settings):
@@ -173,7 +172,7 @@ class About(Part):
 
 def preset_names() -> list[str]:
     """Return the names of all presets, tables first, in the paper's order."""
-    names = [path.stem for path in PRESETS.glob("*.toml") if path.stem not in NOT_PRESETS]
+    names = [path.stem for path in PRESETS.glob("*.toml") if path.stem != "demo"]
     return sorted(names, key=lambda name: (name[0] != "t", len(name.rstrip("abcde")), name))
 
 
@@ -195,11 +194,9 @@ def _read(name: str) -> dict[str, Any]:
     if "like" not in values:
         return values
     below = _read(values.pop("like"))
-    merged = {part: _merged(below.get(part, {}), values.get(part, {})) for part in _MERGED}
+    parts = ("base", "quick")
+    merged = {part: _merged(below.get(part, {}), values.get(part, {})) for part in parts}
     return {**below, **values, **merged}
-
-
-_MERGED = ("base", "quick")
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,51 +324,47 @@ class Reproduction:
             set_value(values, key, value)
         for override in self.overrides:
             set_value(values, *read_override(override))
-        config = replace(parse_config(values), seed=seed)
+        config = parse_config(values).model_copy(update={"seed": seed})
         whole = config.to_dict()
         own = {"unlearning": whole.pop("unlearning")}
         del whole["seed"]
         name = f"{config.data.name}-{config.model.name.replace(':', '.')}-{_digest(whole)}"
         return Cell(config, self.out / "cells" / name / _digest(own) / f"seed-{seed}")
 
-    def values(self) -> list[Value]:
-        """Return what was measured, in the order of seeds, rows and series."""
-        read: dict[Path, Result] = {}
-        found = []
-        for seed, row, series, cell in self._needed():
-            if cell.place not in read:
-                read[cell.place] = Result.read(cell.place / RESULT)
-            for at, metric, value in _measured(self.preset, read[cell.place], series, row):
-                found.append(Value(at, series.name, metric, seed, value))
-        return found
-
     def finish(self) -> Path:
-        """Write the values of the finished cells, and what is known of them; return the folder."""
-        results = [(cell.place / RESULT, cell) for cell in self.cells()]
-        for path, cell in results:
-            if not path.exists():
+        """Write the values of the finished cells, and what is known of them; return the folder.
+
+        Values stand in the order of seeds, rows and series.
+        """
+        cells = self.cells()
+        for cell in cells:
+            if not cell.finished:
                 raise StoreError(f"{cell.place} is not finished: run the same command again.")
-        read = [Result.read(path) for path, _ in results]
-        last = max(path.stat().st_mtime for path, _ in results)
+        results = {cell.place: Result.read(cell.place / RESULT) for cell in cells}
+        last = max((place / RESULT).stat().st_mtime for place in results)
         command = f"goldfish reproduce {self.preset.name} --seeds {self.seeds}"
         changes = [f"--set {override}" for override in self.overrides]
+        diverged = [
+            f"{name} diverged: {method.diverged}"
+            for result in results.values()
+            for name, method in result.methods.items()
+            if method.diverged
+        ]
         about = About(
             command=" ".join([command, *(["--quick"] if self.quick else []), *changes]),
             date=datetime.fromtimestamp(last, UTC).date().isoformat(),
-            machines=list(dict.fromkeys(map(_machine, read))),
+            machines=list(dict.fromkeys(map(_machine, results.values()))),
             seeds=list(range(self.seeds)),
             complete=not (self.quick or self.overrides),
-            notes=list(
-                dict.fromkeys(
-                    f"{name} diverged: {method.diverged}"
-                    for result in read
-                    for name, method in result.methods.items()
-                    if method.diverged
-                )
-            ),
+            notes=list(dict.fromkeys(diverged)),
         )
+        values = [
+            Value(at, series.name, metric, seed, value)
+            for seed, row, series, cell in self._needed()
+            for at, metric, value in _measured(self.preset, results[cell.place], series, row)
+        ]
         write_whole(self.folder / ABOUT, about.model_dump_json(indent=1) + "\n")
-        write_whole(self.folder / VALUES, to_csv(self.values()))
+        write_whole(self.folder / VALUES, to_csv(values))
         return self.folder
 
 
@@ -416,10 +409,9 @@ def _measured(
         records = [*before, *later]
     if row is not None:
         records = records[-1:]
-    wanted = preset.x.values
+    elif preset.x.values:
+        records = [record for record in records if record.round in preset.x.values]
     for record in records:
-        if row is None and wanted and record.round not in wanted:
-            continue
         for metric in preset.metrics:
             if metric in OWN:
                 value = OWN[metric](result, record)

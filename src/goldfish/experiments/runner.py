@@ -82,9 +82,7 @@ def run_experiment(
         for name in sorted(methods, key=lambda name: name != YARDSTICK):  # the yardstick goes first
             method = methods[name]
             try:
-                outcome = yield from _run_method(
-                    config, scenario, method, trained, origin, run, evaluator
-                )
+                outcome = yield from _run_method(config, method, trained, origin, run, evaluator)
                 if name == YARDSTICK:
                     evaluator.compare_with(outcome.params)
                 own = sum(r.history_bytes for r in origin.records if r.round in kept[name])
@@ -175,7 +173,6 @@ def _numbered(stages: Sequence[Sequence[Record]]) -> list[Record]:
 
 def _run_method(
     config: Config,
-    scenario: Scenario,
     method: Method[Any],
     trained: Trained,
     origin: Outcome,
@@ -183,7 +180,7 @@ def _run_method(
     evaluator: Evaluator,
 ) -> Generator[Progress, None, Outcome]:
     """Let a method honour the requests of all stages, each from its own result before."""
-    settings = config.methods[method.name]
+    settings, scenario = config.methods[method.name], evaluator.scenario
     before: Outcome = origin
     preparation: Outcome | None = None
     if method.prepare is not None:
@@ -249,9 +246,8 @@ def recorded_phase(
     for finished in run_phase(plan, work, _merge(states or {}, last.states)):
         this, history_bytes = finished.round, 0
         if this.index in history:
-            entry = HistoryEntry(this.index, finished.start, this.updates)
-            run.save_history(entry)
-            kept_models = [entry.start, *(u.params for u in entry.updates)]
+            run.save_history(HistoryEntry(this.index, finished.start, this.updates))
+            kept_models = [finished.start, *(u.params for u in this.updates)]
             history_bytes = sum(num_bytes(model) for model in kept_models)
         scores = evaluator.measure(this.params, plan.requests)
         record = Record(

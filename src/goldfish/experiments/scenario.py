@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -173,7 +173,6 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
     missing = [sample_id for sample_id in filed.holders if sample_id not in position_of]
     holders = {i: client_id for i, client_id in filed.holders.items() if i in position_of}
     positions = torch.tensor([position_of[sample_id] for sample_id in holders], dtype=torch.long)
-    true_labels = data.train.labels[positions]
     triggered_ids = set(filed.poisoned)
     poisoned = torch.tensor([i in triggered_ids for i in holders], dtype=torch.bool)
     train = data.train
@@ -200,10 +199,10 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         },
         partition=partition,
         stages=filed.stages,
-        removed=select(train, positions, list(holders)),
+        removed=select(train, positions),
         poisoned=poisoned,
         canaries=torch.tensor([i in filed.canaries for i in holders], dtype=torch.bool),
-        true_labels=true_labels.tolist(),
+        true_labels=data.train.labels[positions].tolist(),
         holders=list(holders.values()),
         test=test,
         triggered=None if backdoor is None else triggered_test(test, backdoor),
@@ -243,7 +242,7 @@ def _draw(examples: TensorExamples, count: int | None, seed: int, half: str) -> 
         raise ConfigError(f"data.limit_{half}: {count} of {len(examples)} samples; lower it.")
     order = torch.randperm(len(examples), generator=generator(seed, "samples", half))
     positions = order[:count].sort().values
-    return select(examples, positions, [examples.ids[place] for place in positions.tolist()])
+    return select(examples, positions)
 
 
 def _clients(
@@ -287,7 +286,7 @@ def _members_scenario(
                 f"deletion.class_label: there is no class {what.class_label}; the test set has "
                 f"{len(class_names)}, counted from 0."
             )
-    nothing = select(test, torch.empty(0, dtype=torch.long), [])
+    nothing = select(test, torch.empty(0, dtype=torch.long))
     filed = filed or _Filed(_members_stages(config, members), {}, [])
     return Scenario(
         clients=[Client(name, nothing) for name in members],
@@ -358,8 +357,9 @@ def _requests_of_lines(path: Path) -> list[DeletionRequest]:
     return [DeletionRequest(name, sample_ids=own) for name, own in ids.items()]
 
 
-def select(examples: TensorExamples, positions: Tensor, ids: Sequence[str]) -> TensorExamples:
+def select(examples: TensorExamples, positions: Tensor) -> TensorExamples:
     """Return some of the examples as examples of their own."""
+    ids = [examples.ids[place] for place in positions.tolist()]
     return TensorExamples(
         examples.images[positions],
         examples.labels[positions],
@@ -395,11 +395,13 @@ class _Chooser:
             ids = list(self.held(first))
             hit = backdoor.eligible(torch.tensor([self._label_of[i] for i in ids]))
             poisoned = [i for i, yes in zip(ids, hit.tolist(), strict=True) if yes]
-        stages = [first + self._clean(deletion.clean_rate, first)]
-        canaries = self._canaries(deletion.canaries, stages[0], poisoned)
-        stages += [self._filed(self._requests(later, None)) for later in deletion.then]
-        held = self.held([r for stage in stages for r in stage])
-        return _Filed(stages, held, poisoned, canaries)
+        if deletion.clean_rate is not None:  # of clients that ask for nothing else
+            busy = {request.client_id for request in first}
+            first += self._filed(self._at_rate(deletion.clean_rate, None, busy))
+        canaries = self._canaries(deletion.canaries, first, poisoned)
+        later = [self._filed(self._requests(what, None)) for what in deletion.then]
+        held = self.held([request for stage in (first, *later) for request in stage])
+        return _Filed([first, *later], held, poisoned, canaries)
 
     def _canaries(
         self, count: int | None, first: Sequence[DeletionRequest], poisoned: Sequence[str]
@@ -443,13 +445,6 @@ class _Chooser:
         self._left.update(whole)
         return [DeletionRequest(r.client_id) if r.client_id in whole else r for r in asked]
 
-    def _clean(self, rate: float | None, first: Sequence[DeletionRequest]) -> list[DeletionRequest]:
-        """Return requests for samples without a trigger, of clients that ask for nothing else."""
-        if rate is None:
-            return []
-        busy = {request.client_id for request in first}
-        return self._filed(self._at_rate(rate, None, lambda client_id: client_id not in busy))
-
     def held(self, requests: Sequence[DeletionRequest]) -> dict[str, str]:
         """Return the ids of all samples that the requests name, and the client that holds each."""
         holders: dict[str, str] = {}
@@ -465,7 +460,7 @@ class _Chooser:
     def _requests(self, what: Selection, backdoor: Backdoor | None) -> list[DeletionRequest]:
         if what.rate is not None:
             eligible = None if backdoor is None else backdoor.eligible(self._train.labels)
-            return self._at_rate(what.rate, eligible, lambda _client_id: True)
+            return self._at_rate(what.rate, eligible)
         if what.clients is not None:
             for client_id in what.clients:
                 if self._asked.issuperset(self._partition.clients.get(client_id, [None])):
@@ -487,14 +482,17 @@ class _Chooser:
         return removal.requests_for_samples(self._partition, left)
 
     def _at_rate(
-        self, rate: float, eligible: Tensor | None, allowed: Callable[[str], bool]
+        self, rate: float, eligible: Tensor | None, busy: Collection[str] = ()
     ) -> list[DeletionRequest]:
-        """Choose a share of the *whole* training set among what has not been asked for."""
+        """Choose a share of the *whole* training set among what has not been asked for.
+
+        Nothing is chosen of clients that are ``busy``.
+        """
         whole = sum(len(ids) for ids in self._partition.clients.values())
         left = {
             client_id: tuple(i for i in ids if i not in self._asked)
             for client_id, ids in self._partition.clients.items()
-            if allowed(client_id)
+            if client_id not in busy
         }
         left = {client_id: ids for client_id, ids in left.items() if ids}
         if not left:

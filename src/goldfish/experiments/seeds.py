@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +52,8 @@ def run_seeds(
     with RunDirectory.open(out, text, resume=resume) as top:
         for seed in seeds:
             place = out / f"seed-{seed}"
-            steps = run(replace(config, seed=seed), place, machine, resume=resume or place.exists())
+            own = config.model_copy(update={"seed": seed})
+            steps = run(own, place, machine, resume=resume or place.exists())
             for step in steps:
                 yield step.model_copy(update={"phase": f"{step.phase} #{seed}"})
             results.append(Result.read(place / RESULT))

@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 
@@ -93,7 +92,8 @@ def run_on_flower(
         _wait_until_left(out)
         written = out / CONFIG
         # An interrupted run may go on with another [flower] table, on which no result depends.
-        if written.exists() and replace(load_config(written), flower=config.flower) == config:
+        adopted = {"flower": config.flower}
+        if written.exists() and load_config(written).model_copy(update=adopted) == config:
             write_whole(written, config.to_toml())
     with RunDirectory.open(out, config.to_toml(), resume=resume):
         lock = claim(out / SUBMIT_LOCK)

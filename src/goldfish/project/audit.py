@@ -58,7 +58,7 @@ def audit(project: Project, machine: Machine, amount: int = ORACLES) -> Iterator
         engine = partial(project.engine, replace(free, clients=rest, setups=setups), machine)
         models = [load_checkpoint(project.written(v)).params for v in (before, version)]
         folder = project.files.version(before.number)
-        compared = (Evaluator(scenario, machine.device), removed, unseen, unseen)
+        compared = (Evaluator(scenario, machine.device), removed, unseen)
         oracles = []
         for number in range(1, amount + 1):
             yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
