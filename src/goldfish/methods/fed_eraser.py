@@ -42,15 +42,7 @@ from goldfish.methods.history import kept_updates, weight_names
 from goldfish.methods.method import Method, Plan, ask, deletion_kind
 from goldfish.methods.steps import answer, nothing_to_learn, train_on
 from goldfish.settings import Count, Settings
-from goldfish.types import (
-    Client,
-    Params,
-    Round,
-    Step,
-    Task,
-    Update,
-    Workspace,
-)
+from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 
 
 class FedEraserSettings(Settings):

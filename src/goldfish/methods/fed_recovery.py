@@ -122,8 +122,7 @@ def recover(plan: Plan, settings: FedRecoverySettings) -> Recovered:
     names = weight_names(plan.federation.model, original)
     indices = sorted(history)
     weights = round_weights(
-        [_global_step(plan, history[index], names) for index in indices],
-        settings.strength,
+        [_global_step(plan, history[index], names) for index in indices], settings.strength
     )
     removed = {name: torch.zeros_like(original[name]) for name in names}
     norms: list[float] = []

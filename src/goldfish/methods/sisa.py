@@ -31,16 +31,7 @@ from goldfish.randomness import derive_seed
 from goldfish.settings import Count, Settings, TrainingSettings, learning_rate_at
 from goldfish.training.fit import Fitted
 from goldfish.training.workspace import MEMBERS, ensemble_size, join
-from goldfish.types import (
-    Client,
-    Examples,
-    Params,
-    Round,
-    Step,
-    Task,
-    Update,
-    Workspace,
-)
+from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, Workspace
 
 FEWEST = 2
 """Samples that training begins with: BatchNorm cannot train on one."""

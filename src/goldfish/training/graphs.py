@@ -220,11 +220,7 @@ class Recorder:
         self._kept: OrderedDict[Hashable, RecordedTrainer] = OrderedDict()
 
     def trainer(
-        self,
-        batches: ExampleBatches,
-        objective: Objective,
-        sgd: Sgd,
-        learning_rate: float,
+        self, batches: ExampleBatches, objective: Objective, sgd: Sgd, learning_rate: float
     ) -> Trainer:
         """Return what takes the steps of a training, recorded before or still to be recorded."""
         key = (batches.gather, objective, sgd)
