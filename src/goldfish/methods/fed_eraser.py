@@ -38,8 +38,7 @@ from torch import Tensor
 
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
-from goldfish.methods.history import kept_updates, weight_names
-from goldfish.methods.method import Method, Plan, ask, deletion_kind
+from goldfish.methods.method import Method, Plan, ask, deletion_kind, kept_updates, weight_names
 from goldfish.methods.steps import answer, nothing_to_learn, train_on
 from goldfish.settings import Count, Settings
 from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
@@ -183,7 +182,6 @@ FED_ERASER = Method(
     steps=[CALIBRATE],
     unlearn=unlearn,
     kind="update adjustment",
-    guarantee="approximate",
     source=(
         "Liu, Ma, Yang, Wang, Liu: FedEraser: Enabling Efficient Client-Level Data Removal from "
         "Federated Learning Models. IWQoS 2021"

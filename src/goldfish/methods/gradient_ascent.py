@@ -175,13 +175,6 @@ def project(weights: Sequence[Tensor], centre: Sequence[Tensor], radius: float) 
         weight.copy_(middle + way * (radius / length))
 
 
-def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
-    return (
-        "The ascent raises the loss; it does not erase what was learned. Training on the remaining "
-        "data afterwards can bring a part of it back.",
-    )
-
-
 GRADIENT_ASCENT = Method(
     name="gradient-ascent",
     summary="Raise the old model's loss on the removed data, then train on: the simple first try.",
@@ -194,5 +187,8 @@ GRADIENT_ASCENT = Method(
         "Halimi, Kadhe, Rawat, Baracaldo: Federated Unlearning: How to Efficiently Erase a Client "
         "in FL?, 2022"
     ),
-    notes=_notes,
+    notes=lambda _plan, _settings: (
+        "The ascent raises the loss; it does not erase what was learned. Training on the remaining "
+        "data afterwards can bring a part of it back.",
+    ),
 )

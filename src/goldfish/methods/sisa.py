@@ -236,17 +236,6 @@ def _trained(plan: Plan, settings: SisaSettings) -> tuple[SisaLayout, dict[str, 
     return layout, {c: [next(models) for _ in range(count)] for c, count in owners.items()}
 
 
-def _notes(_plan: Plan, _settings: SisaSettings) -> Sequence[str]:
-    return (
-        "SISA's model is an ensemble of members that were each trained on one shard alone: "
-        "compare it with what SISA's own training gave, not with the model of FedAvg.",
-    )
-
-
-def _kept_models(settings: SisaSettings, clients: int, _rounds: int) -> int:
-    return clients * settings.shards * settings.slices
-
-
 SISA = Method(
     name="sisa",
     summary="Isolated shards and slices with checkpoints: exact, and retrains only what was hit.",
@@ -259,9 +248,12 @@ SISA = Method(
         '"Machine Unlearning", IEEE S&P 2021'
     ),
     keeps="on each client, one model for every slice of every shard",
-    kept_models=_kept_models,
+    kept_models=lambda settings, clients, _rounds: clients * settings.shards * settings.slices,
     check=check,
     prepare=prepare,
     measures=lambda _plan, _settings: (),
-    notes=_notes,
+    notes=lambda _plan, _settings: (
+        "SISA's model is an ensemble of members that were each trained on one shard alone: "
+        "compare it with what SISA's own training gave, not with the model of FedAvg.",
+    ),
 )
