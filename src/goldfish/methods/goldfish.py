@@ -1,14 +1,14 @@
 """Goldfish (Wang, Zhu, Chen and Esteves-Verissimo): a fresh student taught by the old model.
 
 The server's side of Algorithm 1 and, for each client, the step that trains its student. That the
-student may start from the old model instead (``student = "teacher"``) is ours.
+student may start from the old model instead (``student = "teacher"``, goldfish-warm) is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -284,3 +284,25 @@ GOLDFISH = Method(
     measures=_measures,
     notes=_notes,
 )
+
+
+class GoldfishWarmSettings(GoldfishSettings):
+    """The settings of Goldfish, with a student that starts from the teacher's weights."""
+
+    student: Literal["fresh", "teacher"] = "teacher"
+    """The student starts from fresh weights, as in the paper, or from the teacher's."""
+    adaptive_weights: bool = False
+    """Weigh clients by their error on the server's test set, equations (12) and (13)."""
+
+
+GOLDFISH_WARM = replace(
+    GOLDFISH,
+    name="goldfish-warm",
+    summary="Goldfish with a student that starts from the old model: fast, and leaves traces.",
+    settings=GoldfishWarmSettings,
+    kind="update adjustment",
+    deletions=frozenset({"samples", "class"}),
+    source="This project, after Wang, Zhu, Chen, Esteves-Verissimo: Goldfish",
+)
+"""Goldfish with a warm start. The student is as good as the teacher from the start, so that
+equation (12) would weigh down those clients that unlearn: by default it does not weigh them."""
