@@ -96,7 +96,7 @@ def look_step(task: Task[LookSettings], client: Client, workspace: Workspace) ->
             change = right.int() - _kept(client, asked.before, "right").int()
             found |= {"lost": float((change < 0).sum()), "gained": float((change > 0).sum())}
     client.state.arrays[f"{PHASE}/{asked.name}"] = kept
-    return _told(task, found)
+    return answer(task, {}, 0, [], found)
 
 
 def compare_step(task: Task[CompareSettings], client: Client, _workspace: Workspace) -> Update:
@@ -107,21 +107,17 @@ def compare_step(task: Task[CompareSettings], client: Client, _workspace: Worksp
         for names in (asked.models, asked.oracles)
     )
     if asked.usual is None:
-        return _told(task, {"variance": mean_variance(oracles)})
+        return answer(task, {}, 0, [], {"variance": mean_variance(oracles)})
     means = torch.cat(shifts(ours, oracles, usual=asked.usual)).tolist()
-    return _told(task, dict(zip((*asked.models, *asked.oracles), means, strict=True)))
+    shift_of = dict(zip((*asked.models, *asked.oracles), means, strict=True))
+    return answer(task, {}, 0, [], shift_of)
 
 
 def drop_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Update:
     """Drop all that the client keeps under the name of this run."""
     for key in list(client.state.arrays):
         del client.state.arrays[key]
-    return _told(task, {})
-
-
-def _told(task: Task[Any], found: Mapping[str, float]) -> Update:
-    nothing = answer(task, {}, 0, [])
-    return Update(nothing.client_id, {}, 0, {**nothing.metrics, **found})
+    return answer(task, {}, 0, [])
 
 
 def _kept(client: Client, name: str, what: str) -> Tensor:

@@ -65,7 +65,7 @@ def file_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Up
     """Say how many samples of each class that is asked for the client removes."""
     labels = [] if client.removed is None else client.removed.labels.tolist()
     counts = {class_count(label): labels.count(label) for label in classes_asked(task)}
-    return answer(task, {}, 0, [], **counts)
+    return answer(task, {}, 0, [], counts)
 
 
 def classes_asked(task: Task[Settings]) -> list[int]:

@@ -141,12 +141,9 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
 
 
 def _kept_models(client: Client, phase: str, shards: Sequence[Shard]) -> dict[int, Params]:
-    models = {}
-    for shard in shards:
-        model = client.state.arrays.get(shard_key(phase, shard.index))
-        if model is not None and len(shard.retained):
-            models[shard.index] = model
-    return models
+    kept = client.state.arrays
+    keys = {shard.index: shard_key(phase, shard.index) for shard in shards if len(shard.retained)}
+    return {index: kept[key] for index, key in keys.items() if key in kept}
 
 
 def train_student(
@@ -170,12 +167,11 @@ def train_student(
     """
     training, settings = task.training, task.settings
     student = workspace.load("student", start)
-    transform = transform_of(training)
     in_epoch = len(batch_sizes(len(retained), training.batch_size))
     short = steps is not None and steps < in_epoch
     teacher = None
     if settings.mu_d > 0 and not short:
-        teacher = teacher_of(task, client, workspace, "teacher", retained, transform, *purpose)
+        teacher = teacher_of(task, client, workspace, "teacher", retained, *purpose)
     elif settings.mu_d > 0 or settings.local_stop:
         teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
     fitted = retrain_student(
@@ -188,7 +184,7 @@ def train_student(
         learning_rate=task.context.learning_rate,
         generator=task_generator(task, "batches", *purpose),
         removed_generator=task_generator(task, "removed", *purpose),
-        transform=transform,
+        transform=transform_of(training),
         steps=steps,
         removed_size=removed_size,
         removed_targets=removed_targets,

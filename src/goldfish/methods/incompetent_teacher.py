@@ -84,9 +84,10 @@ def bad_teaching_step(
         return nothing_to_learn(task)
     student = workspace.load("student", task.arrays["model"])
     incompetent = workspace.load("incompetent", task.constants["incompetent"].params)
-    order, transform = task_generator(task, "batches"), transform_of(training)
-    competent = teacher_of(task, client, workspace, "competent", retained, transform)
-    batches = competent.teach(plain_batches(retained, student.device, order, transform))
+    order = task_generator(task, "batches")
+    plain = plain_batches(retained, student.device, order, transform_of(training))
+    competent = teacher_of(task, client, workspace, "competent", retained)
+    batches = competent.teach(plain)
     if removed is not None:
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         batches = with_removed(batches, removed, size, task_generator(task, "removed"))

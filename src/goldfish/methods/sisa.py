@@ -182,11 +182,13 @@ def _train(
     """Train a member on its slices so far; the step size is that of this share of the rounds."""
     training, layout = task.training, task.settings
     index = 1 + place * training.rounds // layout.slices
-    longer = training.model_copy(update={"local_epochs": layout.epochs_per_slice})
     rate = learning_rate_at(training, index, training.rounds)
-    return train_on(
-        task, examples, workspace, start, shard, place, settings=longer, learning_rate=rate
+    own = replace(
+        task,
+        training=training.model_copy(update={"local_epochs": layout.epochs_per_slice}),
+        context=task.context.model_copy(update={"learning_rate": rate}),
     )
+    return train_on(own, examples, workspace, start, shard, place)
 
 
 def _one_round(
