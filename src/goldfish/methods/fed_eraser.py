@@ -38,7 +38,15 @@ from torch import Tensor
 
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
-from goldfish.methods.method import Method, Plan, ask, deletion_kind, kept_updates, weight_names
+from goldfish.methods.method import (
+    Method,
+    Plan,
+    ask,
+    average,
+    deletion_kind,
+    kept_updates,
+    weight_names,
+)
 from goldfish.methods.steps import answer, nothing_to_learn, train_on
 from goldfish.settings import Count, Settings
 from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
@@ -90,15 +98,13 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
             quorum=_quorum(plan, len(asking), len(untouched)),
             may_be_empty=True,
         )
-        models = {client_id: update.params for client_id, update in untouched.items()}
-        sizes = {client_id: update.num_examples for client_id, update in untouched.items()}
+        updates = list(untouched.values())
         for update in asked.learned:
             before = P.subtract(kept[update.client_id].params, entry.start)
             change = calibrated_update(before, P.subtract(update.params, params), weights)
-            models[update.client_id] = P.add(params, change)
-            sizes[update.client_id] = update.num_examples
-        if models:
-            params = P.weighted_mean(models.values(), list(sizes.values()))
+            updates.append(replace(update, params=P.add(params, change)))
+        if updates:
+            params = average(updates, plan.training)
         final = index == plan.rounds
         if final and P.distance(params, initial) == 0:
             raise ConfigError(
@@ -121,23 +127,17 @@ def calibrated_update(kept: Params, calibration: Params, weights: Collection[str
 
 def calibrate_step(task: Task[FedEraserSettings], client: Client, workspace: Workspace) -> Update:
     """Take a few steps of local SGD on the client's remaining data."""
-    if len(client.retained) == 0:
+    settings, training, count = task.settings, task.training, len(client.retained)
+    if count == 0:
         return nothing_to_learn(task)
-    steps = _calibration_steps(task, len(client.retained))
+    whole_round = training.local_epochs * math.ceil(count / training.batch_size)
+    steps = settings.calibration_steps or max(1, round(settings.calibration_ratio * whole_round))
     start = task.arrays["model"]
     params, fitted = train_on(task, client.retained, workspace, start, max_steps=steps)
-    return answer(task, params, len(client.retained), [fitted])
+    return answer(task, params, count, [fitted])
 
 
 CALIBRATE = Step("calibrate", calibrate_step, FedEraserSettings)
-
-
-def _calibration_steps(task: Task[FedEraserSettings], num_examples: int) -> int:
-    settings, training = task.settings, task.training
-    if settings.calibration_steps is not None:
-        return settings.calibration_steps
-    whole_round = training.local_epochs * math.ceil(num_examples / training.batch_size)
-    return max(1, round(settings.calibration_ratio * whole_round))
 
 
 def _quorum(plan: Plan, asked: int, untouched: int) -> float:

@@ -159,15 +159,8 @@ def _training(plan: Plan, share: float) -> TrainingSettings:
 
 def _told(settings: GoldfishSprintSettings, **more: Any) -> SprintSettings:
     """Return what clients are told of the loss, and ``more``."""
-    return SprintSettings(
-        student="teacher",
-        removed_weight=settings.removed_weight,
-        mu_c=settings.mu_c,
-        neighbours=settings.neighbours,
-        adaptive_temperature=False,
-        local_stop=False,
-        **more,
-    )
+    more |= settings.model_dump(include={"removed_weight", "mu_c", "neighbours"})
+    return SprintSettings(student="teacher", adaptive_temperature=False, local_stop=False, **more)
 
 
 def cosine(place: int, rounds: int) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Protocol, Self, TypeAlias, cast
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from goldfish.hardware.gpu import to_cpu, work_given
 from goldfish.training.batches import Draw, ExampleBatches, Gatherer, fold
-from goldfish.training.sgd import Epoch, Objective, Sgd, Trainer, TrainingStep
+from goldfish.training.sgd import Epoch, Objective, Sgd, TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -134,23 +133,20 @@ class Replay:
 
     def run(self, draws: Draw) -> None:
         """Take one step for each of the stacked draws, in order."""
-        for begin in range(0, len(draws.positions), ROWS):
-            self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
-
-    def _replay(self, draws: Draw) -> None:
         graph = self._graph_of(draws)
         if graph is None:
             walk(self._take, draws)
             return
-        count = len(draws.positions)
-        self._row.zero_()
-        for table, part in zip(cast("Draw", self._tables), draws, strict=True):
-            if table is not None and part is not None:
-                table[:count].copy_(part)
-        for _ in range(count):
-            graph.replay()
-            self._pace.step()
-        self._step.count(count)
+        for begin in range(0, len(draws.positions), ROWS):
+            count = min(ROWS, len(draws.positions) - begin)
+            self._row.zero_()
+            for table, part in zip(cast("Draw", self._tables), draws, strict=True):
+                if table is not None and part is not None:
+                    table[:count].copy_(part[begin : begin + count])
+            for _ in range(count):
+                graph.replay()
+                self._pace.step()
+            self._step.count(count)
 
     def _graph_of(self, draws: Draw) -> Graph | None:
         """Return the recorded step for draws like these; None when it cannot be recorded."""
@@ -215,24 +211,18 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, record: RecordWork) -> None:
-        self._model = model
-        self._record = record
-        self._kept: OrderedDict[Hashable, RecordedTrainer] = OrderedDict()
+        @functools.lru_cache(maxsize=KEPT_RECORDINGS)
+        def kept(gather: Gatherer, objective: Objective, sgd: Sgd) -> RecordedTrainer:
+            step = TrainingStep(model, objective, sgd, torch.zeros((), device=gather.device))
+            return RecordedTrainer(step, gather, record)
+
+        self._kept = kept
 
     def trainer(
         self, batches: ExampleBatches, objective: Objective, sgd: Sgd, learning_rate: float
-    ) -> Trainer:
+    ) -> RecordedTrainer:
         """Return what takes the steps of a training, recorded before or still to be recorded."""
-        key = (batches.gather, objective, sgd)
-        trainer = self._kept.pop(key, None)
-        if trainer is None:
-            rate = torch.tensor(learning_rate, device=batches.gather.device)
-            step = TrainingStep(self._model, objective, sgd, rate)
-            trainer = RecordedTrainer(step, batches.gather, self._record)
-        self._kept[key] = trainer  # now the last to be dropped
-        while len(self._kept) > KEPT_RECORDINGS:
-            self._kept.popitem(last=False)
-        return trainer.start(batches, learning_rate)
+        return self._kept(batches.gather, objective, sgd).start(batches, learning_rate)
 
 
 class RecordedTrainer:

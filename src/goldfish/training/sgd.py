@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,13 +54,6 @@ class Epoch:
     total: float
     risk: float
     ended: bool = False
-
-
-class Trainer(Protocol):
-    """Takes the steps of an epoch."""
-
-    def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
-        """Take a step for each batch of these sizes; ``order`` has the positions of all samples."""
 
 
 class FusedSgd:
@@ -257,7 +250,10 @@ class PlainTrainer:
         self._after_step = after_step
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
-        """Take a step for each of the batches, until ``after_step`` ends it."""
+        """Take a step for each batch of these sizes, until ``after_step`` ends it.
+
+        ``order`` has the positions of all samples.
+        """
         self._step.model.train()
         self._step.sums.zero_()
         ended, steps, samples = False, 0, 0
