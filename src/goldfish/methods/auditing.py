@@ -212,18 +212,16 @@ class Witnesses:
         """Return each model's mean shift over the removed samples of all clients that tell."""
         names: dict[str, Any] = {"models": self._models, "oracles": self._oracles}
         told = self._ask(COMPARE, CompareSettings(**names), list(self.removed))
-        usual = self._mean({c: own.get("variance", math.nan) for c, own in told.items()})
+        usual = self._mean(told, "variance")
         told = self._ask(COMPARE, CompareSettings(**names, usual=usual), list(self.removed))
-        return {
-            name: self._mean({c: own.get(name, math.nan) for c, own in told.items()})
-            for name in (*self._models, *self._oracles)
-        }
+        return {name: self._mean(told, name) for name in (*self._models, *self._oracles)}
 
-    def _mean(self, values: Mapping[str, float]) -> float:
+    def _mean(self, told: Mapping[str, Mapping[str, float]], name: str) -> float:
         """Return the mean over the samples of clients that tell the means over their own."""
         counts = self.removed
-        total = sum(counts[client_id] for client_id in values)
-        return sum(counts[c] * value for c, value in values.items()) / total if total else math.nan
+        total = sum(counts[client_id] for client_id in told)
+        weighed = sum(counts[c] * own.get(name, math.nan) for c, own in told.items())
+        return weighed / total if total else math.nan
 
     def _ask(
         self,

@@ -34,7 +34,6 @@ from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
@@ -88,6 +87,8 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
         # Of the first round's updates, those that no removed sample had a part in stay.
         untouched = {c: kept[c] for c in kept if index == 1 and c not in losing}
         asking = [client_id for client_id in kept if client_id not in untouched]
+        # The quorum is that of all clients of the round, of whom those untouched are there.
+        needed = plan.training.quorum * len(kept) - len(untouched)
         asked = ask(
             plan,
             CALIBRATE,
@@ -95,7 +96,7 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
             params,
             settings,
             clients=asking,
-            quorum=_quorum(plan, len(asking), len(untouched)),
+            quorum=max(0.0, needed / len(asking)) if asking else 0.0,
             may_be_empty=True,
         )
         updates = list(untouched.values())
@@ -119,10 +120,12 @@ def calibrated_update(kept: Params, calibration: Params, weights: Collection[str
     Both are changes of a model; lengths are Euclidean norms, tensor by tensor. What is not among
     ``weights`` is that of the calibration.
     """
-    return {
-        name: _with_length(change, kept[name].norm()) if name in weights else change
-        for name, change in calibration.items()
-    }
+    update = dict(calibration)
+    for name in weights:
+        length = update[name].norm()
+        if length != 0:  # without a direction it stays as it is
+            update[name] = update[name] * (kept[name].norm() / length)
+    return update
 
 
 def calibrate_step(task: Task[FedEraserSettings], client: Client, workspace: Workspace) -> Update:
@@ -138,18 +141,6 @@ def calibrate_step(task: Task[FedEraserSettings], client: Client, workspace: Wor
 
 
 CALIBRATE = Step("calibrate", calibrate_step, FedEraserSettings)
-
-
-def _quorum(plan: Plan, asked: int, untouched: int) -> float:
-    """Return the quorum of those asked, from that of all clients of the round."""
-    needed = plan.training.quorum * (asked + untouched) - untouched
-    return max(0.0, needed / asked) if asked else 0.0
-
-
-def _with_length(change: Tensor, length: Tensor) -> Tensor:
-    """Return ``change`` stretched or shrunk to ``length``; without a direction it stays 0."""
-    own = change.norm()
-    return change if own == 0 else change * (length / own)
 
 
 def _check(plan: Plan, _settings: FedEraserSettings) -> None:

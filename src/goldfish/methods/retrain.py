@@ -40,11 +40,6 @@ class RetrainSettings(Settings):
     """Retraining has no settings of its own: it uses those of the training."""
 
 
-def unlearn(plan: Plan, _settings: RetrainSettings) -> Iterator[Round]:
-    """Yield the rounds of FedAvg from the fresh model, without the removed data."""
-    return fedavg.train(plan, plan.fresh)
-
-
 class RetrainTunedSettings(Settings):
     """The sweep over learning rates that comes before retraining."""
 
@@ -198,16 +193,11 @@ def _keep(plan: Plan, chosen: str) -> Sequence[Failure]:
     return plan.federation.run(tasks).failures
 
 
-def _tuned_measures(plan: Plan, settings: RetrainTunedSettings) -> Sequence[str]:
-    count = len(settings.factors)
-    return (f"which of {count} learning rates was used", *measures_weights(plan, settings))
-
-
 RETRAIN = Method(
     name="retrain",
     summary="Train a fresh model on the remaining data (B1): exact, and the slowest.",
     settings=RetrainSettings,
-    unlearn=unlearn,
+    unlearn=lambda plan, _settings: fedavg.train(plan, plan.fresh),
     guarantee="exact",
     source="the paper's B1",
 )
@@ -221,5 +211,8 @@ RETRAIN_TUNED = Method(
     guarantee="exact",
     source="the paper's B1, with a sweep of ours",
     check=check_tuned,
-    measures=_tuned_measures,
+    measures=lambda plan, settings: (
+        f"which of {len(settings.factors)} learning rates was used",
+        *measures_weights(plan, settings),
+    ),
 )

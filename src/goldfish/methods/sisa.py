@@ -31,7 +31,7 @@ from goldfish.randomness import derive_seed
 from goldfish.settings import Count, Settings, TrainingSettings, learning_rate_at
 from goldfish.training.fit import Fitted
 from goldfish.training.workspace import MEMBERS, ensemble_size, join
-from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, Workspace
+from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 
 FEWEST = 2
 """Samples that training begins with: BatchNorm cannot train on one."""
@@ -154,7 +154,9 @@ def sisa_step(task: Task[SisaLayout], client: Client, workspace: Workspace) -> U
             known = next((state[key] for key in old if key in state), None)
             if known is None:
                 examples = Subset(client.retained, learned)
-                known, fitted = _train(task, examples, workspace, model or fresh, shard, place)
+                known, fitted = train_on(
+                    _of_slice(task, place), examples, workspace, model or fresh, shard, place
+                )
                 fits.append(fitted)
             model = kept[slice_key(phase, shard, place, samples)] = known
         if model is not None:
@@ -171,24 +173,16 @@ def sisa_step(task: Task[SisaLayout], client: Client, workspace: Workspace) -> U
 SISA_STEP = Step("sisa", sisa_step, SisaLayout)
 
 
-def _train(
-    task: Task[SisaLayout],
-    examples: Examples,
-    workspace: Workspace,
-    start: Params,
-    shard: int,
-    place: int,
-) -> tuple[Params, Fitted]:
-    """Train a member on its slices so far; the step size is that of this share of the rounds."""
+def _of_slice(task: Task[SisaLayout], place: int) -> Task[SisaLayout]:
+    """Return the task of training on a slice: the step size is that of this share of the rounds."""
     training, layout = task.training, task.settings
     index = 1 + place * training.rounds // layout.slices
     rate = learning_rate_at(training, index, training.rounds)
-    own = replace(
+    return replace(
         task,
         training=training.model_copy(update={"local_epochs": layout.epochs_per_slice}),
         context=task.context.model_copy(update={"learning_rate": rate}),
     )
-    return train_on(own, examples, workspace, start, shard, place)
 
 
 def _one_round(

@@ -114,7 +114,7 @@ class TrainingStep:
         self.model = model
         self._half = HalfCopy(model) if sgd.precision == "bf16" else None
         self._objective = objective
-        self._optimizer = FusedSgd(model.parameters(), sgd, learning_rate)
+        self.optimizer = FusedSgd(model.parameters(), sgd, learning_rate)
         self._norms = [
             module
             for module in model.modules()
@@ -123,15 +123,11 @@ class TrainingStep:
         self.sums = torch.zeros(2, device=device)
         self._total, self._risk = self.sums
 
-    def restart(self, learning_rate: float) -> None:
-        """Begin another training with the step size tensor that was given at first."""
-        self._optimizer.restart(learning_rate)
-
     def __call__(
         self, gather: Callable[[], Batch], precondition: Precondition | None = None
     ) -> tuple[Batch, Loss]:
         """Gather a batch and take the step."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         if self._half is None:
             batch = gather()
             loss = self._objective(self.model, batch)
@@ -140,7 +136,7 @@ class TrainingStep:
             batch, loss = self._half.backward(gather, self._objective)
         if precondition is not None:
             precondition(self.model, batch)
-        self._optimizer.step()
+        self.optimizer.step()
         if loss.risk is loss.total:
             self.sums += loss.total.detach()
         else:
@@ -154,7 +150,7 @@ class TrainingStep:
         changing = [
             *self.model.parameters(),
             *self.model.buffers(),
-            *self._optimizer.velocities,
+            *self.optimizer.velocities,
             self.sums,
         ]
         with torch.no_grad():
