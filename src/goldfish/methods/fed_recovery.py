@@ -193,10 +193,7 @@ def distance_bound(norms: Sequence[float], weights: Sequence[float], growth: flo
 
 
 def noise_sigma(distance: float, epsilon: float, delta: float) -> float:
-    """Return the noise that hides a distance: ``d / (sqrt 2 (sqrt(l + eps) - sqrt l))``.
-
-    ``l`` is ln(1/delta).
-    """
+    """Return the noise that hides d: ``d / (sqrt 2 (sqrt(l + eps) - sqrt l))``, l = ln(1/delta)."""
     log = math.log(1 / delta)
     return distance / (math.sqrt(2) * (math.sqrt(log + epsilon) - math.sqrt(log)))
 

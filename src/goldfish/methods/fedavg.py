@@ -5,7 +5,7 @@ It makes the original model, and it is the client's side of retraining from scra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from goldfish.methods.method import Plan, federated_rounds
@@ -14,18 +14,6 @@ from goldfish.settings import Settings
 from goldfish.training.fit import Fitted, fit
 from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.optimization import combine, partition_shards
-
-
-def train(plan: Plan, start: Params) -> Iterator[Round]:
-    """Yield the rounds of FedAvg from ``start`` on the clients' remaining data."""
-    return federated_rounds(
-        plan, TRAIN, Settings(), start=start, constants=shard_constants(plan, start)
-    )
-
-
-def shard_constants(plan: Plan, start: Params) -> Mapping[str, Params]:
-    """Return what isolated shards start from, whenever their client first takes part."""
-    return {"start": start} if plan.training.shard_mode == "isolated" else {}
 
 
 def train_step(task: Task[Any], client: Client, workspace: Workspace) -> Update:
@@ -67,3 +55,12 @@ def local_training(
 
 
 TRAIN = Step("train", train_step, Settings)
+
+
+def train(
+    plan: Plan, start: Params, step: Step[Any] = TRAIN, settings: Settings | None = None
+) -> Iterator[Round]:
+    """Yield the rounds of FedAvg from ``start``: ``step`` on the clients' remaining data."""
+    # What isolated shards start from, whenever their client first takes part.
+    constants = {"start": start} if plan.training.shard_mode == "isolated" else {}
+    return federated_rounds(plan, step, settings or Settings(), start=start, constants=constants)

@@ -31,12 +31,10 @@ def file(
 ) -> list[str]:
     """Let the clients check and remember new requests; raise when one matches nothing.
 
-    Return the clients that did not answer.
-
-    A client that cannot be reached now is told by the first task that it is given. A class that is
-    asked for at several clients may be missing at some of them, but not at all. Where a request
-    names samples, only its client knows whether it holds them, so its word ends the run; other
-    requests fit any data, and a client that refuses one has failed, no more.
+    Returns the clients that did not answer: they are told by the first task that they are given. A
+    class that is asked for at several clients may be missing at some of them, but not at all. Where
+    a request names samples, only its client knows whether it holds them, so its word ends the run;
+    other requests fit any data, and a client that refuses one has failed, no more.
     """
     earlier = by_client(honoured)
     context = Context(phase="filing")

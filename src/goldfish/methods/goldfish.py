@@ -25,7 +25,7 @@ from goldfish.methods.steps import (
 )
 from goldfish.training.fit import Fitted, batch_sizes
 from goldfish.training.teacher import Teacher
-from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, Workspace
+from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
     Shard,
@@ -81,10 +81,7 @@ def goldfish_step(task: Task[GoldfishSettings], client: Client, workspace: Works
         return nothing_to_learn(task)
     if task.training.shards > 1:
         return _retrain_sharded(task, client, workspace)
-    student = task.arrays["model"]
-    params, fitted = train_student(
-        task, client, client.retained, client.removed, workspace, student
-    )
+    params, fitted = train_student(task, client, workspace, task.arrays["model"])
     return answer(task, params, len(client.retained), [fitted])
 
 
@@ -117,9 +114,7 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
 
     fits: list[Fitted] = []
     if settings.shard_retraining == "client":
-        params, fitted = train_student(
-            task, client, client.retained, client.removed, workspace, start
-        )
+        params, fitted = train_student(task, client, workspace, start)
         fits.append(fitted)
         # Where nothing was hit the client's model moved as a whole, and all shards with it.
         models |= recover_shards(params, models, sizes, hit or list(sizes))
@@ -130,9 +125,8 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
             if untouched or not sizes[shard.index]:
                 continue
             begin = models[shard.index] if isolated and not first else start
-            models[shard.index], fitted = train_student(
-                task, client, shard.retained, shard.removed, workspace, begin, shard.index
-            )
+            part = replace(client, retained=shard.retained, removed=shard.removed)
+            models[shard.index], fitted = train_student(task, part, workspace, begin, shard.index)
             fits.append(fitted)
         params = combine(models, sizes)
     for index, model in models.items():
@@ -149,8 +143,6 @@ def _kept_models(client: Client, phase: str, shards: Sequence[Shard]) -> dict[in
 def train_student(
     task: Task[Any],
     client: Client,
-    retained: Examples,
-    removed: Examples | None,
     workspace: Workspace,
     start: Params,
     *purpose: int,
@@ -160,12 +152,12 @@ def train_student(
 ) -> tuple[Params, Fitted]:
     """Train a student from ``start``; the task's settings are :class:`GoldfishSettings`.
 
-    ``purpose`` is the shard, if there are any. Instead of its local epochs it may take so many
-    ``steps``, each with ``removed_size`` removed samples; of less than an epoch the teacher is
-    asked batch by batch, since it need not be asked of all samples. ``removed_targets`` are those
-    of :func:`retrain_student`.
+    ``purpose`` is the shard, if there are any, whose data alone ``client`` then holds. Instead of
+    its local epochs it may take so many ``steps``, each with ``removed_size`` removed samples; of
+    less than an epoch the teacher is asked batch by batch, since it need not be asked of all
+    samples. ``removed_targets`` are those of :func:`retrain_student`.
     """
-    training, settings = task.training, task.settings
+    training, settings, retained = task.training, task.settings, client.retained
     student = workspace.load("student", start)
     in_epoch = len(batch_sizes(len(retained), training.batch_size))
     short = steps is not None and steps < in_epoch
@@ -178,7 +170,7 @@ def train_student(
         student,
         teacher,
         retained,
-        removed,
+        client.removed,
         settings,
         training,
         learning_rate=task.context.learning_rate,

@@ -194,8 +194,6 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
     params, fitted = train_student(
         task,
         client,
-        retained,
-        client.removed,
         workspace,
         task.arrays["model"],
         steps=steps,

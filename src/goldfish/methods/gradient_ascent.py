@@ -125,10 +125,7 @@ ASCEND = Step("ascend", ascend_step, AscentSettings, lambda _task: [RETAINED])
 
 
 def ascent_objective(model: nn.Module, batch: Batch) -> Loss:
-    """Return minus the loss: what descends on it ascends on the loss.
-
-    The risk is the loss over ln K: 1 is a uniform guess.
-    """
+    """Return minus the loss; its risk is the loss over ln K, which is 1 for a uniform guess."""
     model.eval()  # BatchNorm keeps its statistics; it could not train on a single sample.
     logits = model(batch.inputs)
     loss = F.cross_entropy(logits, batch.labels)

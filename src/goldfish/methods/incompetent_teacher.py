@@ -73,10 +73,7 @@ def unlearn(plan: Plan, settings: IncompetentTeacherSettings) -> Iterator[Round]
 def bad_teaching_step(
     task: Task[IncompetentTeacherSettings], client: Client, workspace: Workspace
 ) -> Update:
-    """Train the student on one client: its remaining data, and its removed data where it has any.
-
-    Shards are not used: the student is one model.
-    """
+    """Train the student, one model without shards, on the client's remaining and removed data."""
     training = task.training
     retained, removed = client.retained, client.removed
     check_asker(task, client)

@@ -105,10 +105,7 @@ def check(plan: Plan, _settings: SisaSettings) -> None:
 
 
 def prepare(plan: Plan, settings: SisaSettings) -> Iterator[Round]:
-    """Yield the one round of SISA's own training: every client trains all its shards.
-
-    ``participation`` has no part in it.
-    """
+    """Yield SISA's training: one round, all shards of all clients (whatever ``participation``)."""
     check(plan, settings)
     own = {**settings.model_dump(), "epochs_per_slice": epochs_of(settings, plan.training)}
     layout = SisaLayout(**own, placing_seed=int(plan.seed))

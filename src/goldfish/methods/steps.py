@@ -44,10 +44,7 @@ def train_on(
     fit: Fit = fit,
     max_steps: int | None = None,
 ) -> tuple[Params, Fitted]:
-    """Train a model from ``start`` on examples with the cross-entropy loss.
-
-    ``purpose`` tells several trainings of one task apart.
-    """
+    """Train from ``start`` with the cross-entropy; ``purpose`` tells trainings of a task apart."""
     model = workspace.load("student", start)
     order = task_generator(task, "batches", *purpose)
     fitted = fit(
@@ -118,10 +115,7 @@ def answer(
     fits: Sequence[Fitted],
     counts: Mapping[str, float] | None = None,
 ) -> Update:
-    """Return the update; its loss is the mean risk of the last epochs.
-
-    ``counts`` are further metrics: those that the step names (``Step.counts``).
-    """
+    """Return the update: its loss is the mean risk of the last epochs, ``counts`` more metrics."""
     last = [fitted.epoch_risks[-1] for fitted in fits]
     metrics = {
         "loss": sum(last) / len(last) if last else 0.0,

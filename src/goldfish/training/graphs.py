@@ -244,8 +244,10 @@ class RecordedTrainer:
         batches = cast("ExampleBatches", self._batches)
         self._step.sums.zero_()
         self._pace.start()
+        device = self._step.sums.device
         drawn, removed = batches.draw(order, sizes)
-        for alike in fold(batches.locate(drawn.map(self._send)), sizes, removed):
+        sent = drawn.map(lambda part: part.to(device, non_blocking=True))
+        for alike in fold(batches.locate(sent), sizes, removed):
             self._take_all(alike)
         total, risk = to_cpu(self._step.sums).tolist()
         return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)
@@ -265,9 +267,6 @@ class RecordedTrainer:
         replay.run(draws)
         if replay.refusal is not None:
             _log_once(type(self._step.model).__name__, replay.refusal)
-
-    def _send(self, part: Tensor) -> Tensor:
-        return part.to(self._step.sums.device, non_blocking=True)
 
 
 @functools.cache

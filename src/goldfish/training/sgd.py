@@ -101,10 +101,7 @@ class FusedSgd:
 
 
 class TrainingStep:
-    """One step of SGD on a batch.
-
-    ``sums`` collects the total and the risk of the steps, on the device of the model.
-    """
+    """A step of SGD on a batch; ``sums`` adds up total and risk of all, on the model's device."""
 
     def __init__(
         self, model: nn.Module, objective: Objective, sgd: Sgd, learning_rate: float | Tensor
@@ -230,37 +227,28 @@ class HalfCopy(nn.Module):
         return batch, loss
 
 
+@dataclass(frozen=True)
 class PlainTrainer:
     """Takes one step after the other: the obvious way, on any device."""
 
-    def __init__(
-        self,
-        step: TrainingStep,
-        batches: BatchSource,
-        precondition: Precondition | None = None,
-        after_step: AfterStep | None = None,
-    ) -> None:
-        self._step = step
-        self._batches = batches
-        self._precondition = precondition
-        self._after_step = after_step
+    step: TrainingStep
+    batches: BatchSource
+    precondition: Precondition | None = None
+    after_step: AfterStep | None = None
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
-        """Take a step for each batch of these sizes, until ``after_step`` ends it.
-
-        ``order`` has the positions of all samples.
-        """
-        self._step.model.train()
-        self._step.sums.zero_()
+        """Take a step for each batch of these sizes of ``order``, until ``after_step`` ends it."""
+        self.step.model.train()
+        self.step.sums.zero_()
         ended, steps, samples = False, 0, 0
         for positions in order.split(list(sizes)):
-            batch, loss = self._step(partial(self._batches, positions), self._precondition)
+            batch, loss = self.step(partial(self.batches, positions), self.precondition)
             samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
             steps += 1
-            ended = self._after_step is not None and self._after_step(self._step.model, loss)
+            ended = self.after_step is not None and self.after_step(self.step.model, loss)
             if ended:
                 break
-        total, risk = self._step.sums.tolist()
+        total, risk = self.step.sums.tolist()
         return Epoch(steps, samples, total, risk, ended)
 
 
