@@ -176,8 +176,6 @@ def test_a_removed_sample_weighs_as_much_as_a_remaining_one_in_the_sprint(
     params, _ = train_student(
         replace(task, settings=half),
         client,
-        client.retained,
-        client.removed,
         LocalWorkspace(small_net),
         task.arrays["model"],
         steps=3,

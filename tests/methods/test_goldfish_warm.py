@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import goldfish
-from goldfish.methods.goldfish import GOLDFISH
-from goldfish.methods.goldfish_warm import GOLDFISH_WARM, GoldfishWarmSettings
+from goldfish.methods.goldfish import GOLDFISH, GOLDFISH_WARM, GoldfishWarmSettings
 from goldfish.methods.method import Method, deletion_kind
 from goldfish.params import digest
 from goldfish.types import Client, DeletionRequest, Params, Round

@@ -38,11 +38,6 @@ from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
 CPU = torch.device("cpu")
 
 
-class Again:
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work
-
-
 class Recordings:
     """Counts what was recorded, and refuses when told to."""
 
@@ -50,11 +45,11 @@ class Recordings:
         self.count = 0
         self.refusal = refusal
 
-    def __call__(self, work: Callable[[], None]) -> Again:
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
         self.count += 1
         if self.refusal is not None:
             raise RuntimeError(self.refusal)
-        return Again(work)
+        return work
 
 
 def seeded(seed: int) -> torch.Generator:

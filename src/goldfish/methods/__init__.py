@@ -7,9 +7,8 @@ from typing import Any
 from goldfish.errors import ConfigError, unknown
 from goldfish.methods.fed_eraser import FED_ERASER
 from goldfish.methods.fed_recovery import FED_RECOVERY
-from goldfish.methods.goldfish import GOLDFISH
+from goldfish.methods.goldfish import GOLDFISH, GOLDFISH_WARM
 from goldfish.methods.goldfish_sprint import GOLDFISH_SPRINT
-from goldfish.methods.goldfish_warm import GOLDFISH_WARM
 from goldfish.methods.gradient_ascent import GRADIENT_ASCENT
 from goldfish.methods.incompetent_teacher import INCOMPETENT_TEACHER
 from goldfish.methods.method import (

@@ -96,7 +96,7 @@ def look_step(task: Task[LookSettings], client: Client, workspace: Workspace) ->
             change = right.int() - _kept(client, asked.before, "right").int()
             found |= {"lost": float((change < 0).sum()), "gained": float((change > 0).sum())}
     client.state.arrays[f"{PHASE}/{asked.name}"] = kept
-    return _told(task, found)
+    return answer(task, {}, 0, [], found)
 
 
 def compare_step(task: Task[CompareSettings], client: Client, _workspace: Workspace) -> Update:
@@ -107,21 +107,17 @@ def compare_step(task: Task[CompareSettings], client: Client, _workspace: Worksp
         for names in (asked.models, asked.oracles)
     )
     if asked.usual is None:
-        return _told(task, {"variance": mean_variance(oracles)})
+        return answer(task, {}, 0, [], {"variance": mean_variance(oracles)})
     means = torch.cat(shifts(ours, oracles, usual=asked.usual)).tolist()
-    return _told(task, dict(zip((*asked.models, *asked.oracles), means, strict=True)))
+    shift_of = dict(zip((*asked.models, *asked.oracles), means, strict=True))
+    return answer(task, {}, 0, [], shift_of)
 
 
 def drop_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Update:
     """Drop all that the client keeps under the name of this run."""
     for key in list(client.state.arrays):
         del client.state.arrays[key]
-    return _told(task, {})
-
-
-def _told(task: Task[Any], found: Mapping[str, float]) -> Update:
-    nothing = answer(task, {}, 0, [])
-    return Update(nothing.client_id, {}, 0, {**nothing.metrics, **found})
+    return answer(task, {}, 0, [])
 
 
 def _kept(client: Client, name: str, what: str) -> Tensor:
@@ -216,18 +212,16 @@ class Witnesses:
         """Return each model's mean shift over the removed samples of all clients that tell."""
         names: dict[str, Any] = {"models": self._models, "oracles": self._oracles}
         told = self._ask(COMPARE, CompareSettings(**names), list(self.removed))
-        usual = self._mean({c: own.get("variance", math.nan) for c, own in told.items()})
+        usual = self._mean(told, "variance")
         told = self._ask(COMPARE, CompareSettings(**names, usual=usual), list(self.removed))
-        return {
-            name: self._mean({c: own.get(name, math.nan) for c, own in told.items()})
-            for name in (*self._models, *self._oracles)
-        }
+        return {name: self._mean(told, name) for name in (*self._models, *self._oracles)}
 
-    def _mean(self, values: Mapping[str, float]) -> float:
+    def _mean(self, told: Mapping[str, Mapping[str, float]], name: str) -> float:
         """Return the mean over the samples of clients that tell the means over their own."""
         counts = self.removed
-        total = sum(counts[client_id] for client_id in values)
-        return sum(counts[c] * value for c, value in values.items()) / total if total else math.nan
+        total = sum(counts[client_id] for client_id in told)
+        weighed = sum(counts[c] * own.get(name, math.nan) for c, own in told.items())
+        return weighed / total if total else math.nan
 
     def _ask(
         self,

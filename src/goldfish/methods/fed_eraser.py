@@ -34,23 +34,21 @@ from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
-from goldfish.methods.history import kept_updates, weight_names
-from goldfish.methods.method import Method, Plan, ask, deletion_kind
+from goldfish.methods.method import (
+    Method,
+    Plan,
+    ask,
+    average,
+    deletion_kind,
+    kept_updates,
+    weight_names,
+)
 from goldfish.methods.steps import answer, nothing_to_learn, train_on
 from goldfish.settings import Count, Settings
-from goldfish.types import (
-    Client,
-    Params,
-    Round,
-    Step,
-    Task,
-    Update,
-    Workspace,
-)
+from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 
 
 class FedEraserSettings(Settings):
@@ -89,6 +87,8 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
         # Of the first round's updates, those that no removed sample had a part in stay.
         untouched = {c: kept[c] for c in kept if index == 1 and c not in losing}
         asking = [client_id for client_id in kept if client_id not in untouched]
+        # The quorum is that of all clients of the round, of whom those untouched are there.
+        needed = plan.training.quorum * len(kept) - len(untouched)
         asked = ask(
             plan,
             CALIBRATE,
@@ -96,18 +96,16 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
             params,
             settings,
             clients=asking,
-            quorum=_quorum(plan, len(asking), len(untouched)),
+            quorum=max(0.0, needed / len(asking)) if asking else 0.0,
             may_be_empty=True,
         )
-        models = {client_id: update.params for client_id, update in untouched.items()}
-        sizes = {client_id: update.num_examples for client_id, update in untouched.items()}
+        updates = list(untouched.values())
         for update in asked.learned:
             before = P.subtract(kept[update.client_id].params, entry.start)
             change = calibrated_update(before, P.subtract(update.params, params), weights)
-            models[update.client_id] = P.add(params, change)
-            sizes[update.client_id] = update.num_examples
-        if models:
-            params = P.weighted_mean(models.values(), list(sizes.values()))
+            updates.append(replace(update, params=P.add(params, change)))
+        if updates:
+            params = average(updates, plan.training)
         final = index == plan.rounds
         if final and P.distance(params, initial) == 0:
             raise ConfigError(
@@ -122,43 +120,27 @@ def calibrated_update(kept: Params, calibration: Params, weights: Collection[str
     Both are changes of a model; lengths are Euclidean norms, tensor by tensor. What is not among
     ``weights`` is that of the calibration.
     """
-    return {
-        name: _with_length(change, kept[name].norm()) if name in weights else change
-        for name, change in calibration.items()
-    }
+    update = dict(calibration)
+    for name in weights:
+        length = update[name].norm()
+        if length != 0:  # without a direction it stays as it is
+            update[name] = update[name] * (kept[name].norm() / length)
+    return update
 
 
 def calibrate_step(task: Task[FedEraserSettings], client: Client, workspace: Workspace) -> Update:
     """Take a few steps of local SGD on the client's remaining data."""
-    if len(client.retained) == 0:
+    settings, training, count = task.settings, task.training, len(client.retained)
+    if count == 0:
         return nothing_to_learn(task)
-    steps = _calibration_steps(task, len(client.retained))
+    whole_round = training.local_epochs * math.ceil(count / training.batch_size)
+    steps = settings.calibration_steps or max(1, round(settings.calibration_ratio * whole_round))
     start = task.arrays["model"]
     params, fitted = train_on(task, client.retained, workspace, start, max_steps=steps)
-    return answer(task, params, len(client.retained), [fitted])
+    return answer(task, params, count, [fitted])
 
 
 CALIBRATE = Step("calibrate", calibrate_step, FedEraserSettings)
-
-
-def _calibration_steps(task: Task[FedEraserSettings], num_examples: int) -> int:
-    settings, training = task.settings, task.training
-    if settings.calibration_steps is not None:
-        return settings.calibration_steps
-    whole_round = training.local_epochs * math.ceil(num_examples / training.batch_size)
-    return max(1, round(settings.calibration_ratio * whole_round))
-
-
-def _quorum(plan: Plan, asked: int, untouched: int) -> float:
-    """Return the quorum of those asked, from that of all clients of the round."""
-    needed = plan.training.quorum * (asked + untouched) - untouched
-    return max(0.0, needed / asked) if asked else 0.0
-
-
-def _with_length(change: Tensor, length: Tensor) -> Tensor:
-    """Return ``change`` stretched or shrunk to ``length``; without a direction it stays 0."""
-    own = change.norm()
-    return change if own == 0 else change * (length / own)
 
 
 def _check(plan: Plan, _settings: FedEraserSettings) -> None:
@@ -191,7 +173,6 @@ FED_ERASER = Method(
     steps=[CALIBRATE],
     unlearn=unlearn,
     kind="update adjustment",
-    guarantee="approximate",
     source=(
         "Liu, Ma, Yang, Wang, Liu: FedEraser: Enabling Efficient Client-Level Data Removal from "
         "Federated Learning Models. IWQoS 2021"

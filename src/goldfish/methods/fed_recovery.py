@@ -64,11 +64,10 @@ from pydantic import Field
 
 from goldfish import params as P  # noqa: N812
 from goldfish.errors import ConfigError
-from goldfish.methods.history import kept_updates, weight_names
-from goldfish.methods.method import Method, Plan, deletion_kind
+from goldfish.methods.method import Method, Plan, deletion_kind, kept_updates, weight_names
 from goldfish.randomness import generator
 from goldfish.settings import NonNegative, Positive, Settings
-from goldfish.types import HistoryEntry, Params, Round, Update
+from goldfish.types import Params, Round, Update
 
 
 class FedRecoverySettings(Settings):
@@ -86,11 +85,6 @@ class FedRecoverySettings(Settings):
     """Assumed: a round of the remaining clients' training moves models apart by this at most."""
     distance_bound: Positive | None = None
     """Assumed distance to the retrained model; left out, it follows from round_growth."""
-
-
-def kept_rounds(_settings: FedRecoverySettings, rounds: int) -> Sequence[int]:
-    """Return all rounds."""
-    return range(1, rounds + 1)
 
 
 def unlearn(plan: Plan, settings: FedRecoverySettings) -> Iterator[Round]:
@@ -121,10 +115,12 @@ def recover(plan: Plan, settings: FedRecoverySettings) -> Recovered:
     original, history = plan.origin.params, plan.origin.history
     names = weight_names(plan.federation.model, original)
     indices = sorted(history)
-    weights = round_weights(
-        [_global_step(plan, history[index], names) for index in indices],
-        settings.strength,
-    )
+    global_steps = []
+    for index in indices:
+        entry = history[index]
+        average = average_without(kept_updates(plan, entry), entry.start)
+        global_steps.append(norm(P.subtract(average, entry.start), names))
+    weights = round_weights(global_steps, settings.strength)
     removed = {name: torch.zeros_like(original[name]) for name in names}
     norms: list[float] = []
     last: Params = original
@@ -149,10 +145,8 @@ def recover(plan: Plan, settings: FedRecoverySettings) -> Recovered:
         )
     draws = generator(plan.seed, "noise", len(plan.honoured))
     cleaned = {
-        name: original[name]
-        - removed[name]
-        + sigma * torch.randn(original[name].shape, generator=draws)
-        for name in names
+        name: original[name] - t + sigma * torch.randn(t.shape, generator=draws)
+        for name, t in removed.items()
     }
     return Recovered({name: cleaned.get(name, last[name]) for name in original}, sigma, bound)
 
@@ -199,10 +193,7 @@ def distance_bound(norms: Sequence[float], weights: Sequence[float], growth: flo
 
 
 def noise_sigma(distance: float, epsilon: float, delta: float) -> float:
-    """Return the noise that hides a distance: ``d / (sqrt 2 (sqrt(l + eps) - sqrt l))``.
-
-    ``l`` is ln(1/delta).
-    """
+    """Return the noise that hides d: ``d / (sqrt 2 (sqrt(l + eps) - sqrt l))``, l = ln(1/delta)."""
     log = math.log(1 / delta)
     return distance / (math.sqrt(2) * (math.sqrt(log + epsilon) - math.sqrt(log)))
 
@@ -218,11 +209,6 @@ def noise_epsilon(distance: float, sigma: float, delta: float) -> float:
 def norm(params: Params, names: Sequence[str]) -> float:
     """Return the Euclidean norm over the tensors of these names."""
     return math.sqrt(sum(params[name].double().square().sum().item() for name in names))
-
-
-def _global_step(plan: Plan, entry: HistoryEntry, names: Sequence[str]) -> float:
-    average = average_without(kept_updates(plan, entry), entry.start)
-    return norm(P.subtract(average, entry.start), names)
 
 
 def _check(plan: Plan, _settings: FedRecoverySettings) -> None:
@@ -272,14 +258,13 @@ FED_RECOVERY = Method(
     settings=FedRecoverySettings,
     unlearn=unlearn,
     kind="update adjustment",
-    guarantee="approximate",
     deletions=frozenset({"client", "samples"}),
     source=(
         "Zhang, Zhu, Zhang, Xiong, Zhou: FedRecovery: Differentially Private Machine Unlearning "
         "for Federated Learning Frameworks. TIFS 2023"
     ),
     keeps="every client's update of every round, on the server",
-    kept_rounds=kept_rounds,
+    kept_rounds=lambda _settings, rounds: range(1, rounds + 1),
     check=_check,
     measures=lambda _plan, _settings: (),
     notes=_notes,

@@ -5,7 +5,7 @@ It makes the original model, and it is the client's side of retraining from scra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from goldfish.methods.method import Plan, federated_rounds
@@ -16,18 +16,6 @@ from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.optimization import combine, partition_shards
 
 
-def train(plan: Plan, start: Params) -> Iterator[Round]:
-    """Yield the rounds of FedAvg from ``start`` on the clients' remaining data."""
-    return federated_rounds(
-        plan, TRAIN, Settings(), start=start, constants=shard_constants(plan, start)
-    )
-
-
-def shard_constants(plan: Plan, start: Params) -> Mapping[str, Params]:
-    """Return what isolated shards start from, whenever their client first takes part."""
-    return {"start": start} if plan.training.shard_mode == "isolated" else {}
-
-
 def train_step(task: Task[Any], client: Client, workspace: Workspace) -> Update:
     """Train the model on the client's remaining data: ``LocalTraining`` of Algorithm 1."""
     return local_training(task, client, workspace, lambda *_shard: fit)
@@ -36,27 +24,18 @@ def train_step(task: Task[Any], client: Client, workspace: Workspace) -> Update:
 def local_training(
     task: Task[Any], client: Client, workspace: Workspace, fit_of: Callable[..., Fit]
 ) -> Update:
-    """Train the model, or that of each shard, on the client's remaining data.
+    """Train the model on the client's remaining data, or one on each shard: equation (8) combines.
 
     ``fit_of`` gives the training loop: that of the shard whose number it is called with, or, called
     without one, that of the whole client.
     """
     if len(client.retained) == 0:
         return nothing_to_learn(task)
-    if task.training.shards > 1:
-        return _train_shards(task, client, workspace, fit_of)
-    params, fitted = train_on(task, client.retained, workspace, task.arrays["model"], fit=fit_of())
-    return answer(task, params, len(client.retained), [fitted])
-
-
-TRAIN = Step("train", train_step, Settings)
-
-
-def _train_shards(
-    task: Task[Any], client: Client, workspace: Workspace, fit_of: Callable[..., Fit]
-) -> Update:
-    """Train each shard's model and combine them by equation (8)."""
     training, context, kept = task.training, task.context, client.state.arrays
+    start = task.arrays["model"]
+    if training.shards == 1:
+        params, fitted = train_on(task, client.retained, workspace, start, fit=fit_of())
+        return answer(task, params, len(client.retained), [fitted])
     models: dict[int, Params] = {}
     sizes: dict[int, int] = {}
     fits: list[Fitted] = []
@@ -65,7 +44,6 @@ def _train_shards(
         if not len(shard.retained):
             continue
         key = shard_key(context.phase, shard.index)
-        start = task.arrays["model"]
         if training.shard_mode == "isolated":
             start = kept.get(key, task.constants["start"].params)
         models[shard.index], fitted = train_on(
@@ -74,3 +52,15 @@ def _train_shards(
         kept[key] = models[shard.index]
         fits.append(fitted)
     return answer(task, combine(models, sizes), sum(sizes.values()), fits)
+
+
+TRAIN = Step("train", train_step, Settings)
+
+
+def train(
+    plan: Plan, start: Params, step: Step[Any] = TRAIN, settings: Settings | None = None
+) -> Iterator[Round]:
+    """Yield the rounds of FedAvg from ``start``: ``step`` on the clients' remaining data."""
+    # What isolated shards start from, whenever their client first takes part.
+    constants = {"start": start} if plan.training.shard_mode == "isolated" else {}
+    return federated_rounds(plan, step, settings or Settings(), start=start, constants=constants)

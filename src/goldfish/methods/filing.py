@@ -31,12 +31,10 @@ def file(
 ) -> list[str]:
     """Let the clients check and remember new requests; raise when one matches nothing.
 
-    Return the clients that did not answer.
-
-    A client that cannot be reached now is told by the first task that it is given. A class that is
-    asked for at several clients may be missing at some of them, but not at all. Where a request
-    names samples, only its client knows whether it holds them, so its word ends the run; other
-    requests fit any data, and a client that refuses one has failed, no more.
+    Returns the clients that did not answer: they are told by the first task that they are given. A
+    class that is asked for at several clients may be missing at some of them, but not at all. Where
+    a request names samples, only its client knows whether it holds them, so its word ends the run;
+    other requests fit any data, and a client that refuses one has failed, no more.
     """
     earlier = by_client(honoured)
     context = Context(phase="filing")
@@ -65,7 +63,7 @@ def file_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Up
     """Say how many samples of each class that is asked for the client removes."""
     labels = [] if client.removed is None else client.removed.labels.tolist()
     counts = {class_count(label): labels.count(label) for label in classes_asked(task)}
-    return answer(task, {}, 0, [], **counts)
+    return answer(task, {}, 0, [], counts)
 
 
 def classes_asked(task: Task[Settings]) -> list[int]:

@@ -1,14 +1,14 @@
 """Goldfish (Wang, Zhu, Chen and Esteves-Verissimo): a fresh student taught by the old model.
 
 The server's side of Algorithm 1 and, for each client, the step that trains its student. That the
-student may start from the old model instead (``student = "teacher"``) is ours.
+student may start from the old model instead (``student = "teacher"``, goldfish-warm) is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from goldfish.methods.steps import (
 )
 from goldfish.training.fit import Fitted, batch_sizes
 from goldfish.training.teacher import Teacher
-from goldfish.types import Client, Examples, Params, Round, Step, Task, Update, Workspace
+from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 from goldfish.unlearning.basic_model import GoldfishSettings, retrain_student
 from goldfish.unlearning.optimization import (
     Shard,
@@ -81,10 +81,7 @@ def goldfish_step(task: Task[GoldfishSettings], client: Client, workspace: Works
         return nothing_to_learn(task)
     if task.training.shards > 1:
         return _retrain_sharded(task, client, workspace)
-    student = task.arrays["model"]
-    params, fitted = train_student(
-        task, client, client.retained, client.removed, workspace, student
-    )
+    params, fitted = train_student(task, client, workspace, task.arrays["model"])
     return answer(task, params, len(client.retained), [fitted])
 
 
@@ -117,9 +114,7 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
 
     fits: list[Fitted] = []
     if settings.shard_retraining == "client":
-        params, fitted = train_student(
-            task, client, client.retained, client.removed, workspace, start
-        )
+        params, fitted = train_student(task, client, workspace, start)
         fits.append(fitted)
         # Where nothing was hit the client's model moved as a whole, and all shards with it.
         models |= recover_shards(params, models, sizes, hit or list(sizes))
@@ -130,9 +125,8 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
             if untouched or not sizes[shard.index]:
                 continue
             begin = models[shard.index] if isolated and not first else start
-            models[shard.index], fitted = train_student(
-                task, client, shard.retained, shard.removed, workspace, begin, shard.index
-            )
+            part = replace(client, retained=shard.retained, removed=shard.removed)
+            models[shard.index], fitted = train_student(task, part, workspace, begin, shard.index)
             fits.append(fitted)
         params = combine(models, sizes)
     for index, model in models.items():
@@ -141,19 +135,14 @@ def _retrain_sharded(task: Task[GoldfishSettings], client: Client, workspace: Wo
 
 
 def _kept_models(client: Client, phase: str, shards: Sequence[Shard]) -> dict[int, Params]:
-    models = {}
-    for shard in shards:
-        model = client.state.arrays.get(shard_key(phase, shard.index))
-        if model is not None and len(shard.retained):
-            models[shard.index] = model
-    return models
+    kept = client.state.arrays
+    keys = {shard.index: shard_key(phase, shard.index) for shard in shards if len(shard.retained)}
+    return {index: kept[key] for index, key in keys.items() if key in kept}
 
 
 def train_student(
     task: Task[Any],
     client: Client,
-    retained: Examples,
-    removed: Examples | None,
     workspace: Workspace,
     start: Params,
     *purpose: int,
@@ -163,32 +152,31 @@ def train_student(
 ) -> tuple[Params, Fitted]:
     """Train a student from ``start``; the task's settings are :class:`GoldfishSettings`.
 
-    ``purpose`` is the shard, if there are any. Instead of its local epochs it may take so many
-    ``steps``, each with ``removed_size`` removed samples; of less than an epoch the teacher is
-    asked batch by batch, since it need not be asked of all samples. ``removed_targets`` are those
-    of :func:`retrain_student`.
+    ``purpose`` is the shard, if there are any, whose data alone ``client`` then holds. Instead of
+    its local epochs it may take so many ``steps``, each with ``removed_size`` removed samples; of
+    less than an epoch the teacher is asked batch by batch, since it need not be asked of all
+    samples. ``removed_targets`` are those of :func:`retrain_student`.
     """
-    training, settings = task.training, task.settings
+    training, settings, retained = task.training, task.settings, client.retained
     student = workspace.load("student", start)
-    transform = transform_of(training)
     in_epoch = len(batch_sizes(len(retained), training.batch_size))
     short = steps is not None and steps < in_epoch
     teacher = None
     if settings.mu_d > 0 and not short:
-        teacher = teacher_of(task, client, workspace, "teacher", retained, transform, *purpose)
+        teacher = teacher_of(task, client, workspace, "teacher", retained, *purpose)
     elif settings.mu_d > 0 or settings.local_stop:
         teacher = Teacher(workspace.load("teacher", task.constants["teacher"].params).module)
     fitted = retrain_student(
         student,
         teacher,
         retained,
-        removed,
+        client.removed,
         settings,
         training,
         learning_rate=task.context.learning_rate,
         generator=task_generator(task, "batches", *purpose),
         removed_generator=task_generator(task, "removed", *purpose),
-        transform=transform,
+        transform=transform_of(training),
         steps=steps,
         removed_size=removed_size,
         removed_targets=removed_targets,
@@ -284,3 +272,25 @@ GOLDFISH = Method(
     measures=_measures,
     notes=_notes,
 )
+
+
+class GoldfishWarmSettings(GoldfishSettings):
+    """The settings of Goldfish, with a student that starts from the teacher's weights."""
+
+    student: Literal["fresh", "teacher"] = "teacher"
+    """The student starts from fresh weights, as in the paper, or from the teacher's."""
+    adaptive_weights: bool = False
+    """Weigh clients by their error on the server's test set, equations (12) and (13)."""
+
+
+GOLDFISH_WARM = replace(
+    GOLDFISH,
+    name="goldfish-warm",
+    summary="Goldfish with a student that starts from the old model: fast, and leaves traces.",
+    settings=GoldfishWarmSettings,
+    kind="update adjustment",
+    deletions=frozenset({"samples", "class"}),
+    source="This project, after Wang, Zhu, Chen, Esteves-Verissimo: Goldfish",
+)
+"""Goldfish with a warm start. The student is as good as the teacher from the start, so that
+equation (12) would weigh down those clients that unlearn: by default it does not weigh them."""

@@ -122,20 +122,21 @@ def unlearn(plan: Plan, settings: GoldfishSprintSettings) -> Iterator[Round]:
 def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Params) -> Round:
     """Let the askers train: all of them in the first turn, those that still remember in others."""
     share = 1.0 if index == 1 else FURTHER
+    unseen = plan.server.class_losses(params) if index > 1 and plan.server is not None else ()
     told = _told(
         settings,
         mu_d=settings.mu_d,
         steps=math.ceil(share * settings.sprint_steps),
         removed_passes=share * settings.sprint_passes,
+        unseen_losses=unseen,
     )
-    unseen = plan.server.class_losses(params) if index > 1 and plan.server is not None else ()
     teacher = plan.origin.params
     asked = ask(
         replace(plan, training=_training(plan, settings.sprint_step)),
         SPRINT,
         index,
         params,
-        told.model_copy(update={"unseen_losses": unseen}),
+        told,
         constants={"teacher": Constant(teacher, digest(teacher))} if settings.mu_d else {},
         clients=plan.askers,
         quorum=1.0,  # the data of a client that fails here would stay in the model
@@ -158,15 +159,8 @@ def _training(plan: Plan, share: float) -> TrainingSettings:
 
 def _told(settings: GoldfishSprintSettings, **more: Any) -> SprintSettings:
     """Return what clients are told of the loss, and ``more``."""
-    return SprintSettings(
-        student="teacher",
-        removed_weight=settings.removed_weight,
-        mu_c=settings.mu_c,
-        neighbours=settings.neighbours,
-        adaptive_temperature=False,
-        local_stop=False,
-        **more,
-    )
+    more |= settings.model_dump(include={"removed_weight", "mu_c", "neighbours"})
+    return SprintSettings(student="teacher", adaptive_temperature=False, local_stop=False, **more)
 
 
 def cosine(place: int, rounds: int) -> float:
@@ -200,8 +194,6 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
     params, fitted = train_student(
         task,
         client,
-        retained,
-        client.removed,
         workspace,
         task.arrays["model"],
         steps=steps,
@@ -262,17 +254,6 @@ def remembers(logits: Tensor, labels: Tensor, unseen: Sequence[float | None]) ->
     return bool(losses < REMEMBERED * expected[known].sum())
 
 
-def _measures(_plan: Plan, settings: GoldfishSprintSettings) -> Sequence[str]:
-    return ("how long the sprint lasted",) if settings.most_turns > 1 else ()
-
-
-def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
-    return (
-        "The model started from the old one, which knew the removed data: look at the memory gap "
-        "beside that of retrain.",
-    )
-
-
 GOLDFISH_SPRINT = Method(
     name="goldfish-sprint",
     summary="The askers unteach the old model, then a few annealed rounds: the fast one.",
@@ -283,6 +264,9 @@ GOLDFISH_SPRINT = Method(
     deletions=frozenset({"samples", "class"}),
     needs_askers=lambda _plan, _settings: True,
     source="This project, with the loss of Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish",
-    measures=_measures,
-    notes=_notes,
+    measures=lambda _plan, own: ("how long the sprint lasted",) if own.most_turns > 1 else (),
+    notes=lambda _plan, _settings: (
+        "The model started from the old one, which knew the removed data: look at the memory gap "
+        "beside that of retrain.",
+    ),
 )

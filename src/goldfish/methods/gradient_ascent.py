@@ -15,7 +15,7 @@ predicts, so that BatchNorm keeps its statistics and a single sample can be remo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,7 +36,7 @@ from goldfish.params import distance
 from goldfish.settings import Count, NonNegative, Positive, Settings
 from goldfish.training.batches import Batch, plain_batches
 from goldfish.training.fit import fit
-from goldfish.training.sgd import Loss, Precondition
+from goldfish.training.sgd import AfterStep, Loss, Precondition
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, Round, Step, Task, Update, Workspace
 
@@ -76,12 +76,16 @@ def unlearn(plan: Plan, settings: GradientAscentSettings) -> Iterator[Round]:
 
 def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
     """Let those clients ascend whose requests the old model is not free of yet."""
+    old = plan.origin.params
+    module = LocalWorkspace(plan.federation.model).load("old", old).module
+    weights = {name: old[name] for name, _ in module.named_parameters()}  # without buffers
+    reach = settings.radius * distance(weights, plan.fresh)
     asked = ask(
         plan,
         ASCEND,
         1,
-        plan.origin.params,
-        AscentSettings(**settings.model_dump(), distance=settings.radius * _reach(plan)),
+        old,
+        AscentSettings(**settings.model_dump(), distance=reach),
         clients=plan.askers,
         quorum=1.0,  # the data of a client that fails here would stay in the model
         may_be_empty=True,
@@ -94,21 +98,13 @@ def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
     return replace(asked, params=average(asked.learned, plan.training), final=plan.rounds == 1)
 
 
-def _reach(plan: Plan) -> float:
-    """Return the distance between the weights of the old and the fresh model, without buffers."""
-    original = plan.origin.params
-    module = LocalWorkspace(plan.federation.model).load("old", original).module
-    weights = [name for name, _ in module.named_parameters()]
-    return distance({n: original[n] for n in weights}, plan.fresh)
-
-
 def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace) -> Update:
     """Raise the model's loss on what the client removes; what it keeps is not looked at."""
     settings, training = task.settings, task.training
     refuse_missing(task, client)
     kept = {RETAINED: len(client.retained)}
     if client.removed is None:
-        return nothing_to_learn(task, **kept)
+        return nothing_to_learn(task, kept)
     model = workspace.load("student", task.arrays["model"])
     order = task_generator(task, "removed")
     fitted = fit(
@@ -122,17 +118,14 @@ def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace
         precondition=clipping(settings.clip),
         after_step=projection(model.module, settings.distance, settings.ascent_stop),
     )
-    return answer(task, model.params(), len(client.removed), [fitted], **kept)
+    return answer(task, model.params(), len(client.removed), [fitted], kept)
 
 
 ASCEND = Step("ascend", ascend_step, AscentSettings, lambda _task: [RETAINED])
 
 
 def ascent_objective(model: nn.Module, batch: Batch) -> Loss:
-    """Return minus the loss: what descends on it ascends on the loss.
-
-    The risk is the loss over ln K: 1 is a uniform guess.
-    """
+    """Return minus the loss; its risk is the loss over ln K, which is 1 for a uniform guess."""
     model.eval()  # BatchNorm keeps its statistics; it could not train on a single sample.
     logits = model(batch.inputs)
     loss = F.cross_entropy(logits, batch.labels)
@@ -148,9 +141,7 @@ def clipping(longest: float) -> Precondition:
     return clip
 
 
-def projection(
-    model: nn.Module, radius: float, highest: float
-) -> Callable[[nn.Module, Loss], bool]:
+def projection(model: nn.Module, radius: float, highest: float) -> AfterStep:
     """Return what keeps the weights within ``radius`` of those that ``model`` has now.
 
     It ends the training once the risk of a step's mini-batch exceeds ``highest``.
@@ -175,13 +166,6 @@ def project(weights: Sequence[Tensor], centre: Sequence[Tensor], radius: float) 
         weight.copy_(middle + way * (radius / length))
 
 
-def _notes(_plan: Plan, _settings: Settings) -> Sequence[str]:
-    return (
-        "The ascent raises the loss; it does not erase what was learned. Training on the remaining "
-        "data afterwards can bring a part of it back.",
-    )
-
-
 GRADIENT_ASCENT = Method(
     name="gradient-ascent",
     summary="Raise the old model's loss on the removed data, then train on: the simple first try.",
@@ -194,5 +178,8 @@ GRADIENT_ASCENT = Method(
         "Halimi, Kadhe, Rawat, Baracaldo: Federated Unlearning: How to Efficiently Erase a Client "
         "in FL?, 2022"
     ),
-    notes=_notes,
+    notes=lambda _plan, _settings: (
+        "The ascent raises the loss; it does not erase what was learned. Training on the remaining "
+        "data afterwards can bring a part of it back.",
+    ),
 )

@@ -73,10 +73,7 @@ def unlearn(plan: Plan, settings: IncompetentTeacherSettings) -> Iterator[Round]
 def bad_teaching_step(
     task: Task[IncompetentTeacherSettings], client: Client, workspace: Workspace
 ) -> Update:
-    """Train the student on one client: its remaining data, and its removed data where it has any.
-
-    Shards are not used: the student is one model.
-    """
+    """Train the student, one model without shards, on the client's remaining and removed data."""
     training = task.training
     retained, removed = client.retained, client.removed
     check_asker(task, client)
@@ -84,9 +81,10 @@ def bad_teaching_step(
         return nothing_to_learn(task)
     student = workspace.load("student", task.arrays["model"])
     incompetent = workspace.load("incompetent", task.constants["incompetent"].params)
-    order, transform = task_generator(task, "batches"), transform_of(training)
-    competent = teacher_of(task, client, workspace, "competent", retained, transform)
-    batches = competent.teach(plain_batches(retained, student.device, order, transform))
+    order = task_generator(task, "batches")
+    plain = plain_batches(retained, student.device, order, transform_of(training))
+    competent = teacher_of(task, client, workspace, "competent", retained)
+    batches = competent.teach(plain)
     if removed is not None:
         size = removed_batch_size(training.batch_size, len(retained), len(removed))
         batches = with_removed(batches, removed, size, task_generator(task, "removed"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias
+from typing import Any, Generic, Literal
 
 import torch
 
@@ -24,12 +24,15 @@ from goldfish.randomness import generator
 from goldfish.results import DeletionKind
 from goldfish.settings import Settings, TrainingSettings, learning_rate_at
 from goldfish.training.server_test import ServerTest
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import (
     Constant,
     Context,
     DeletionRequest,
     Failure,
     Federation,
+    HistoryEntry,
+    ModelFactory,
     NotHonoured,
     Params,
     Round,
@@ -40,11 +43,6 @@ from goldfish.types import (
     Update,
 )
 from goldfish.unlearning.extension import adaptive_weights
-
-MethodKind: TypeAlias = Literal["retraining", "update adjustment"]
-Guarantee: TypeAlias = Literal["exact", "approximate", "bounded"]
-
-ALL_DELETIONS: frozenset[DeletionKind] = frozenset({"samples", "class", "client"})
 
 ENDS_THE_RUN = ("DivergenceError", "ConfigError")
 """Errors of a client that asking again does not mend. One ends the phase when the engine knows it
@@ -147,11 +145,11 @@ class Method(Generic[S]):
     unlearn: Callable[[Plan, S], Iterator[Round]]
     steps: Sequence[Step[Any]] = ()
     """The client's side, for engines that call it by name. FedAvg's is always there."""
-    kind: MethodKind = "retraining"
+    kind: Literal["retraining", "update adjustment"] = "retraining"
     """The two kinds that the paper tells apart."""
-    guarantee: Guarantee = "approximate"
+    guarantee: Literal["exact", "approximate", "bounded"] = "approximate"
     """Exact: the distribution of retraining. Bounded: within a stated distance of it."""
-    deletions: frozenset[DeletionKind] = ALL_DELETIONS
+    deletions: frozenset[DeletionKind] = frozenset({"samples", "class", "client"})
     """What it can remove; anything else is refused."""
     needs_askers: Callable[[Plan, S], bool] = lambda _plan, _settings: False
     """Whether it forgets through the clients that asked: without them it forgets nothing."""
@@ -189,8 +187,7 @@ def count_kept_models(method: Method[S], settings: S, clients: int, rounds: int)
     """Return how many models a method keeps during a training of so many clients and rounds."""
     if method.kept_models is not None:
         return method.kept_models(settings, clients, rounds)
-    updates_and_start = clients + 1
-    return updates_and_start * len(method.kept_rounds(settings, rounds))
+    return (clients + 1) * len(method.kept_rounds(settings, rounds))
 
 
 def deletion_kind(request: DeletionRequest) -> DeletionKind:
@@ -206,6 +203,22 @@ def by_client(requests: Sequence[DeletionRequest]) -> dict[str, list[DeletionReq
     for request in requests:
         found.setdefault(request.client_id, []).append(request)
     return found
+
+
+def weight_names(factory: ModelFactory, params: Params) -> list[str]:
+    """Return, sorted, the names of what training learns; all other names are buffers.
+
+    Buffers (BatchNorm's running statistics) are averages of what passed through the model, not
+    sums of updates: stretched, subtracted or perturbed, a variance can become negative.
+    """
+    module = LocalWorkspace(factory).load("names", params).module
+    return sorted(name for name, _ in module.named_parameters(remove_duplicate=False))
+
+
+def kept_updates(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:
+    """Return the updates that went into a kept round's average, in the federation's order."""
+    updates = {update.client_id: update for update in entry.updates if update.num_examples > 0}
+    return {c: updates[c] for c in plan.federation.client_ids if c in updates}
 
 
 def refuse_unhandled(method: Method[Any], requests: Sequence[DeletionRequest]) -> None:

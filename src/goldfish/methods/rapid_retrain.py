@@ -10,7 +10,7 @@ average from round to round; how often it is measured, and what it is for a mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
@@ -22,12 +22,12 @@ from torch.func import functional_call, grad, vmap
 
 from goldfish.errors import ConfigError
 from goldfish.methods import fedavg
-from goldfish.methods.method import Method, Plan, federated_rounds
+from goldfish.methods.method import Method
 from goldfish.methods.steps import Fit
 from goldfish.settings import Count, Positive, Settings
 from goldfish.training.batches import Batch
 from goldfish.training.fit import Fitted, fit
-from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
+from goldfish.types import Client, Params, Step, Task, Update, Workspace
 
 ByName: TypeAlias = Mapping[str, Tensor]
 """One tensor for each trainable parameter."""
@@ -54,12 +54,6 @@ class RapidRetrainSettings(Settings):
     """Measure the Fisher information each so many steps."""
     warmup_steps: NonNegativeInt = 5
     """Plain steps of a client before its first preconditioned one."""
-
-
-def unlearn(plan: Plan, settings: RapidRetrainSettings) -> Iterator[Round]:
-    """Yield the rounds of preconditioned training from the fresh model on the remaining data."""
-    constants = fedavg.shard_constants(plan, plan.fresh)
-    return federated_rounds(plan, RAPID, settings, start=plan.fresh, constants=constants)
 
 
 def rapid_retrain_step(
@@ -222,7 +216,7 @@ RAPID_RETRAIN = Method(
     summary="Train a fresh model on the remaining data, with Fisher-preconditioned steps (B2).",
     settings=RapidRetrainSettings,
     steps=[RAPID],
-    unlearn=unlearn,
+    unlearn=lambda plan, settings: fedavg.train(plan, plan.fresh, RAPID, settings),
     guarantee="exact",
     source=(
         'Liu, Xu, Yuan, Wang and Li: "The Right to be Forgotten in Federated Learning: An '

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field, field_validator
 
@@ -27,10 +27,8 @@ from goldfish.types import (
     Context,
     Failure,
     Federation,
-    ModelFactory,
     Round,
     RoundReplies,
-    States,
     Step,
     Task,
     Update,
@@ -40,11 +38,6 @@ from goldfish.types import (
 
 class RetrainSettings(Settings):
     """Retraining has no settings of its own: it uses those of the training."""
-
-
-def unlearn(plan: Plan, _settings: RetrainSettings) -> Iterator[Round]:
-    """Yield the rounds of FedAvg from the fresh model, without the removed data."""
-    return fedavg.train(plan, plan.fresh)
 
 
 class RetrainTunedSettings(Settings):
@@ -115,38 +108,24 @@ def keep_step(task: Task[KeepSettings], client: Client, _workspace: Workspace) -
 KEEP = Step("keep", keep_step, KeepSettings)
 
 
-@dataclass(frozen=True)
 class _Metered:
     """A federation that also notes what came back, whether or not it is of use."""
 
-    inner: Federation
-    updates: list[Update] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    sent: list[int] = field(default_factory=list)
-
-    @property
-    def client_ids(self) -> Sequence[str]:
-        return self.inner.client_ids
-
-    @property
-    def model(self) -> ModelFactory:
-        return self.inner.model
+    def __init__(self, inner: Federation) -> None:
+        self._inner = inner
+        self.updates: list[Update] = []
+        self.failures: list[Failure] = []
+        self.bytes_sent = 0
 
     def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
-        replies = self.inner.run(tasks)
+        replies = self._inner.run(tasks)
         self.updates.extend(replies.updates)
         self.failures.extend(replies.failures)
-        self.sent.append(bytes_sent(tasks, replies, ()))
+        self.bytes_sent += bytes_sent(tasks, replies, ())
         return replies
 
-    def states(self) -> States:
-        return self.inner.states()
-
-    def restore(self, states: States) -> None:
-        self.inner.restore(states)
-
-    def bytes_kept(self, phase: str) -> int:
-        return self.inner.bytes_kept(phase)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # all else is the federation's own
 
 
 @dataclass(frozen=True)
@@ -182,7 +161,7 @@ def _sweep(plan: Plan, server: ServerTest, settings: RetrainTunedSettings) -> li
             *(f for spent in others for f in spent.failures),
             *_keep(plan, best.phase),
         ],
-        bytes_sent=first.bytes_sent + sum(sum(spent.sent) for spent in others),
+        bytes_sent=first.bytes_sent + sum(spent.bytes_sent for spent in others),
     )
     return [replace(this, memo={"learning_rate": best.rate}) for this in (first, *later)]
 
@@ -191,7 +170,8 @@ def _try(plan: Plan, server: ServerTest, rate: float, rounds: int) -> _Candidate
     """Retrain with one learning rate for some rounds; when it diverges, that is its end."""
     spent = _Metered(plan.federation)
     # A name of its own, so that no candidate finds the shard models of another.
-    own = replace(_at_rate(plan, rate), federation=spent, phase=f"{plan.phase}/{rate:.17g}")
+    phase, federation = f"{plan.phase}/{rate:.17g}", cast("Federation", spent)
+    own = replace(_at_rate(plan, rate), federation=federation, phase=phase)
     done: list[Round] = []
     loss = math.inf
     with contextlib.suppress(DivergenceError):
@@ -213,16 +193,11 @@ def _keep(plan: Plan, chosen: str) -> Sequence[Failure]:
     return plan.federation.run(tasks).failures
 
 
-def _tuned_measures(plan: Plan, settings: RetrainTunedSettings) -> Sequence[str]:
-    count = len(settings.factors)
-    return (f"which of {count} learning rates was used", *measures_weights(plan, settings))
-
-
 RETRAIN = Method(
     name="retrain",
     summary="Train a fresh model on the remaining data (B1): exact, and the slowest.",
     settings=RetrainSettings,
-    unlearn=unlearn,
+    unlearn=lambda plan, _settings: fedavg.train(plan, plan.fresh),
     guarantee="exact",
     source="the paper's B1",
 )
@@ -236,5 +211,8 @@ RETRAIN_TUNED = Method(
     guarantee="exact",
     source="the paper's B1, with a sweep of ours",
     check=check_tuned,
-    measures=_tuned_measures,
+    measures=lambda plan, settings: (
+        f"which of {len(settings.factors)} learning rates was used",
+        *measures_weights(plan, settings),
+    ),
 )

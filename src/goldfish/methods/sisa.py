@@ -31,16 +31,7 @@ from goldfish.randomness import derive_seed
 from goldfish.settings import Count, Settings, TrainingSettings, learning_rate_at
 from goldfish.training.fit import Fitted
 from goldfish.training.workspace import MEMBERS, ensemble_size, join
-from goldfish.types import (
-    Client,
-    Examples,
-    Params,
-    Round,
-    Step,
-    Task,
-    Update,
-    Workspace,
-)
+from goldfish.types import Client, Params, Round, Step, Task, Update, Workspace
 
 FEWEST = 2
 """Samples that training begins with: BatchNorm cannot train on one."""
@@ -114,10 +105,7 @@ def check(plan: Plan, _settings: SisaSettings) -> None:
 
 
 def prepare(plan: Plan, settings: SisaSettings) -> Iterator[Round]:
-    """Yield the one round of SISA's own training: every client trains all its shards.
-
-    ``participation`` has no part in it.
-    """
+    """Yield SISA's training: one round, all shards of all clients (whatever ``participation``)."""
     check(plan, settings)
     own = {**settings.model_dump(), "epochs_per_slice": epochs_of(settings, plan.training)}
     layout = SisaLayout(**own, placing_seed=int(plan.seed))
@@ -163,7 +151,9 @@ def sisa_step(task: Task[SisaLayout], client: Client, workspace: Workspace) -> U
             known = next((state[key] for key in old if key in state), None)
             if known is None:
                 examples = Subset(client.retained, learned)
-                known, fitted = _train(task, examples, workspace, model or fresh, shard, place)
+                known, fitted = train_on(
+                    _of_slice(task, place), examples, workspace, model or fresh, shard, place
+                )
                 fits.append(fitted)
             model = kept[slice_key(phase, shard, place, samples)] = known
         if model is not None:
@@ -180,21 +170,15 @@ def sisa_step(task: Task[SisaLayout], client: Client, workspace: Workspace) -> U
 SISA_STEP = Step("sisa", sisa_step, SisaLayout)
 
 
-def _train(
-    task: Task[SisaLayout],
-    examples: Examples,
-    workspace: Workspace,
-    start: Params,
-    shard: int,
-    place: int,
-) -> tuple[Params, Fitted]:
-    """Train a member on its slices so far; the step size is that of this share of the rounds."""
+def _of_slice(task: Task[SisaLayout], place: int) -> Task[SisaLayout]:
+    """Return the task of training on a slice: the step size is that of this share of the rounds."""
     training, layout = task.training, task.settings
     index = 1 + place * training.rounds // layout.slices
-    longer = training.model_copy(update={"local_epochs": layout.epochs_per_slice})
     rate = learning_rate_at(training, index, training.rounds)
-    return train_on(
-        task, examples, workspace, start, shard, place, settings=longer, learning_rate=rate
+    return replace(
+        task,
+        training=training.model_copy(update={"local_epochs": layout.epochs_per_slice}),
+        context=task.context.model_copy(update={"learning_rate": rate}),
     )
 
 
@@ -245,17 +229,6 @@ def _trained(plan: Plan, settings: SisaSettings) -> tuple[SisaLayout, dict[str, 
     return layout, {c: [next(models) for _ in range(count)] for c, count in owners.items()}
 
 
-def _notes(_plan: Plan, _settings: SisaSettings) -> Sequence[str]:
-    return (
-        "SISA's model is an ensemble of members that were each trained on one shard alone: "
-        "compare it with what SISA's own training gave, not with the model of FedAvg.",
-    )
-
-
-def _kept_models(settings: SisaSettings, clients: int, _rounds: int) -> int:
-    return clients * settings.shards * settings.slices
-
-
 SISA = Method(
     name="sisa",
     summary="Isolated shards and slices with checkpoints: exact, and retrains only what was hit.",
@@ -268,9 +241,12 @@ SISA = Method(
         '"Machine Unlearning", IEEE S&P 2021'
     ),
     keeps="on each client, one model for every slice of every shard",
-    kept_models=_kept_models,
+    kept_models=lambda settings, clients, _rounds: clients * settings.shards * settings.slices,
     check=check,
     prepare=prepare,
     measures=lambda _plan, _settings: (),
-    notes=_notes,
+    notes=lambda _plan, _settings: (
+        "SISA's model is an ensemble of members that were each trained on one shard alone: "
+        "compare it with what SISA's own training gave, not with the model of FedAvg.",
+    ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -41,26 +41,21 @@ def train_on(
     workspace: Workspace,
     start: Params,
     *purpose: int,
-    settings: TrainingSettings | None = None,
     fit: Fit = fit,
-    **more: Any,
+    max_steps: int | None = None,
 ) -> tuple[Params, Fitted]:
-    """Train a model from ``start`` on examples with the cross-entropy loss.
-
-    ``purpose`` tells several trainings of one task apart. ``settings`` count instead of the task's,
-    and ``more`` is given to ``fit`` beside, or instead of, what the task says.
-    """
-    settings = settings or task.training
+    """Train from ``start`` with the cross-entropy; ``purpose`` tells trainings of a task apart."""
     model = workspace.load("student", start)
     order = task_generator(task, "batches", *purpose)
     fitted = fit(
         model,
         len(examples),
-        plain_batches(examples, model.device, order, transform_of(settings)),
+        plain_batches(examples, model.device, order, transform_of(task.training)),
         cross_entropy_objective,
-        settings,
+        task.training,
+        learning_rate=task.context.learning_rate,
         generator=order,
-        **{"learning_rate": task.context.learning_rate, **more},
+        max_steps=max_steps,
     )
     return model.params(), fitted
 
@@ -71,7 +66,6 @@ def teacher_of(
     workspace: Workspace,
     name: str,
     examples: Examples,
-    transform: Transform | None,
     *purpose: int,
 ) -> Teacher:
     """Return a teacher of these examples: its logits of them if they can be known, else the model.
@@ -79,25 +73,24 @@ def teacher_of(
     ``name`` is that of the task's constant. A teacher does not change in a phase, so it is asked in
     the first round that the client takes part in, and its logits are kept for the others: one set
     for each ``purpose`` (a shard), until another phase comes. Where the inputs change, by
-    ``transform`` or in the dataset itself, the model is asked batch by batch.
+    augmentation or in the dataset itself, the model is asked batch by batch.
     """
     constant = task.constants[name]
-    if transform is not None:
-        return Teacher(workspace.load("teacher", constant.params).module)
-    fingerprint = f"{task.context.phase} {constant.digest} {digest_of_ids(examples)}"
-    key = "/".join(["teacher-logits", *map(str, purpose)])
-    found, logits = client.state.cache.get(key, ("", None))
-    asked = 0
-    if logits is None or found != fingerprint:
-        logits = torch.empty(0)  # stands for inputs that change
-        if reads_alike(examples):
-            teacher = workspace.load("teacher", constant.params)
-            logits = predict(teacher.module, examples).to(teacher.device)
-            asked = len(examples)
-        client.state.cache[key] = fingerprint, logits
-    if not len(logits):
-        return Teacher(workspace.load("teacher", constant.params).module)
-    return Teacher(logits, asked)
+    if not task.training.augment:
+        fingerprint = f"{task.context.phase} {constant.digest} {digest_of_ids(examples)}"
+        key = "/".join(["teacher-logits", *map(str, purpose)])
+        no_logits, asked = torch.empty(0), 0  # no logits stand for inputs that change
+        found, logits = client.state.cache.get(key, ("", no_logits))
+        if found != fingerprint:
+            logits = no_logits
+            if reads_alike(examples):
+                teacher = workspace.load("teacher", constant.params)
+                logits = predict(teacher.module, examples).to(teacher.device)
+                asked = len(examples)
+            client.state.cache[key] = fingerprint, logits
+        if len(logits):
+            return Teacher(logits, asked)
+    return Teacher(workspace.load("teacher", constant.params).module)
 
 
 def digest_of_ids(examples: Examples) -> str:
@@ -116,12 +109,13 @@ def shard_key(phase: str, index: int) -> str:
 
 
 def answer(
-    task: Task[Any], params: Params, num_examples: int, fits: Sequence[Fitted], **counts: int
+    task: Task[Any],
+    params: Params,
+    num_examples: int,
+    fits: Sequence[Fitted],
+    counts: Mapping[str, float] | None = None,
 ) -> Update:
-    """Return the update; its loss is the mean risk of the last epochs.
-
-    ``counts`` are further metrics: those that the step names (``Step.counts``).
-    """
+    """Return the update: its loss is the mean risk of the last epochs, ``counts`` more metrics."""
     last = [fitted.epoch_risks[-1] for fitted in fits]
     metrics = {
         "loss": sum(last) / len(last) if last else 0.0,
@@ -129,7 +123,7 @@ def answer(
         "samples": sum(fitted.samples for fitted in fits),
         "teacher_samples": sum(fitted.teacher_samples for fitted in fits),
         "fisher_samples": sum(fitted.fisher_samples for fitted in fits),
-        **counts,
+        **(counts or {}),
     }
     return Update(task.client_id, params, num_examples, metrics)
 
@@ -161,6 +155,6 @@ def check_asker(task: Task[Any], client: Client) -> None:
         )
 
 
-def nothing_to_learn(task: Task[Any], **counts: int) -> Update:
+def nothing_to_learn(task: Task[Any], counts: Mapping[str, float] | None = None) -> Update:
     """Return the answer of a client that has no data left."""
-    return answer(task, task.arrays["model"], 0, [], **counts)
+    return answer(task, task.arrays["model"], 0, [], counts)

@@ -15,23 +15,9 @@ from goldfish.evaluation.scores import Scores
 from goldfish.files import write_whole
 from goldfish.results import Cost, Part
 from goldfish.settings import TrainingSettings
-from goldfish.store import (
-    Checkpoint,
-    KeptHistory,
-    RunDirectory,
-    load_checkpoint,
-    save_checkpoint,
-)
+from goldfish.store import Checkpoint, KeptHistory, RunDirectory, load_checkpoint, save_checkpoint
 from goldfish.training.workspace import LocalWorkspace
-from goldfish.types import (
-    DeletionRequest,
-    Failure,
-    Federation,
-    HistoryEntry,
-    Memo,
-    Params,
-    States,
-)
+from goldfish.types import DeletionRequest, Failure, Federation, HistoryEntry, Memo, Params, States
 
 MODEL, ABOUT = "model.safetensors", "trained.json"
 

@@ -75,10 +75,7 @@ class Draw(NamedTuple):
 
 
 def fold(joined: Draw, sizes: Sequence[int], removed_sizes: Sequence[int]) -> list[Draw]:
-    """Return joined draws as stacks, one for each run of draws of one shape.
-
-    The sizes are the numbers of remaining and of removed samples of each draw.
-    """
+    """Return joined draws, of these sizes each, as stacks: one for each run of one shape."""
     runs = [
         (*shape, sum(1 for _ in alike))
         for shape, alike in itertools.groupby(zip(sizes, removed_sizes, strict=True))

@@ -10,17 +10,16 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Protocol, Self, TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from goldfish.hardware.gpu import to_cpu, work_given
 from goldfish.training.batches import Draw, ExampleBatches, Gatherer, fold
-from goldfish.training.sgd import Epoch, Objective, Sgd, Trainer, TrainingStep
+from goldfish.training.sgd import Epoch, Objective, Sgd, TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +36,10 @@ KEPT_RECORDINGS = 8
 """Trainings of different kinds that a model keeps the recorded steps of."""
 
 
-class Graph(Protocol):
-    """Recorded work."""
+Work: TypeAlias = Callable[[], None]
 
-    def replay(self) -> None:
-        """Do the recorded work again."""
-
-
-RecordWork: TypeAlias = Callable[[Callable[[], None]], Graph]
-"""Records work, without doing it."""
-
+RecordWork: TypeAlias = Callable[[Work], Work]
+"""Records work, without doing it, and returns what does it again."""
 
 _recording = threading.Lock()
 """CUDA records one graph at a time."""
@@ -63,8 +56,8 @@ class DeviceRecord:
         self._memory = torch.cuda.graph_pool_handle()
         self._refusal: str | None = None
 
-    def __call__(self, work: Callable[[], None]) -> Graph:
-        """Record ``work``, without doing it."""
+    def __call__(self, work: Work) -> Work:
+        """Record ``work``, without doing it, and return what does it again."""
         if self._refusal is not None:
             raise RuntimeError(self._refusal)
         graph = torch.cuda.CUDAGraph()
@@ -80,7 +73,7 @@ class DeviceRecord:
         except RuntimeError as error:
             self._refusal = str(error)
             raise
-        return graph
+        return graph.replay
 
 
 class Pace:
@@ -93,7 +86,7 @@ class Pace:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._steps = 0
-        self._wait: Callable[[], None] | None = None
+        self._wait: Work | None = None
 
     def start(self) -> None:
         """Begin with an empty queue."""
@@ -121,7 +114,7 @@ class Replay:
         self._take = take
         self._record = record
         self._pace = pace
-        self._graph: Graph | None = None
+        self._replay: Work | None = None
         self._tables: Draw | None = None
         self._row = torch.empty(0)
         self.refusal: str | None = None
@@ -130,41 +123,38 @@ class Replay:
     @property
     def recorded(self) -> bool:
         """Whether steps are replayed, in the mode that the model was in when they were recorded."""
-        return self._graph is not None
+        return self._replay is not None
 
     def run(self, draws: Draw) -> None:
         """Take one step for each of the stacked draws, in order."""
-        for begin in range(0, len(draws.positions), ROWS):
-            self._replay(draws.map(lambda part, at=begin: part[at : at + ROWS]))  # type: ignore[misc]
-
-    def _replay(self, draws: Draw) -> None:
-        graph = self._graph_of(draws)
-        if graph is None:
+        replay = self._recorded_for(draws)
+        if replay is None:
             walk(self._take, draws)
             return
-        count = len(draws.positions)
-        self._row.zero_()
-        for table, part in zip(cast("Draw", self._tables), draws, strict=True):
-            if table is not None and part is not None:
-                table[:count].copy_(part)
-        for _ in range(count):
-            graph.replay()
-            self._pace.step()
-        self._step.count(count)
+        for begin in range(0, len(draws.positions), ROWS):
+            count = min(ROWS, len(draws.positions) - begin)
+            self._row.zero_()
+            for table, part in zip(cast("Draw", self._tables), draws, strict=True):
+                if table is not None and part is not None:
+                    table[:count].copy_(part[begin : begin + count])
+            for _ in range(count):
+                replay()
+                self._pace.step()
+            self._step.count(count)
 
-    def _graph_of(self, draws: Draw) -> Graph | None:
+    def _recorded_for(self, draws: Draw) -> Work | None:
         """Return the recorded step for draws like these; None when it cannot be recorded."""
-        if self._graph is None and self.refusal is None:
+        if self._replay is None and self.refusal is None:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
             self._row = torch.zeros(1, dtype=torch.int64, device=draws.positions.device)
             with self._step.practice():  # libraries choose and set up their kernels
                 walk(self._take, draws.map(lambda part: part[:1]))
             try:
                 with self._step.uncounted():
-                    self._graph = self._record(self._take_next)
+                    self._replay = self._record(self._take_next)
             except RuntimeError as error:
                 self.refusal = str(error).strip().partition("\n")[0]
-        return self._graph
+        return self._replay
 
     def _take_next(self) -> None:
         """Do the work that is recorded: a step on the row that comes next."""
@@ -179,22 +169,22 @@ class Repeat:
     def __init__(self, work: Callable[[], Tensor], record: RecordWork) -> None:
         self._work = work
         self._record = record
-        self._graph: Graph | None = None
+        self._replay: Work | None = None
         self._refused = False
         self._result = torch.empty(0)
 
     def __call__(self) -> Tensor:
         """Do the work and return its result."""
-        if self._graph is None and not self._refused:
+        if self._replay is None and not self._refused:
             self._work()  # libraries set up their kernels
             try:
-                self._graph = self._record(self._do)
+                self._replay = self._record(self._do)
             except RuntimeError as error:
                 logger.info("repeated without recording: %s", error)
                 self._refused = True
-        if self._graph is None:
+        if self._replay is None:
             return self._work()
-        self._graph.replay()
+        self._replay()
         return self._result.clone()
 
     def _do(self) -> None:
@@ -215,28 +205,18 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, record: RecordWork) -> None:
-        self._model = model
-        self._record = record
-        self._kept: OrderedDict[Hashable, RecordedTrainer] = OrderedDict()
+        @functools.lru_cache(maxsize=KEPT_RECORDINGS)
+        def kept(gather: Gatherer, objective: Objective, sgd: Sgd) -> RecordedTrainer:
+            step = TrainingStep(model, objective, sgd, torch.zeros((), device=gather.device))
+            return RecordedTrainer(step, gather, record)
+
+        self._kept = kept
 
     def trainer(
-        self,
-        batches: ExampleBatches,
-        objective: Objective,
-        sgd: Sgd,
-        learning_rate: float,
-    ) -> Trainer:
+        self, batches: ExampleBatches, objective: Objective, sgd: Sgd, learning_rate: float
+    ) -> RecordedTrainer:
         """Return what takes the steps of a training, recorded before or still to be recorded."""
-        key = (batches.gather, objective, sgd)
-        trainer = self._kept.pop(key, None)
-        if trainer is None:
-            rate = torch.tensor(learning_rate, device=batches.gather.device)
-            step = TrainingStep(self._model, objective, sgd, rate)
-            trainer = RecordedTrainer(step, batches.gather, self._record)
-        self._kept[key] = trainer  # now the last to be dropped
-        while len(self._kept) > KEPT_RECORDINGS:
-            self._kept.popitem(last=False)
-        return trainer.start(batches, learning_rate)
+        return self._kept(batches.gather, objective, sgd).start(batches, learning_rate)
 
 
 class RecordedTrainer:
@@ -255,7 +235,7 @@ class RecordedTrainer:
     def start(self, batches: ExampleBatches, learning_rate: float) -> Self:
         """Begin a training: its data and temperature, its step size, no momentum yet."""
         self._batches = batches
-        self._step.restart(learning_rate)
+        self._step.optimizer.restart(learning_rate)
         self._temperature.fill_(batches.temperature)
         return self
 
@@ -264,8 +244,10 @@ class RecordedTrainer:
         batches = cast("ExampleBatches", self._batches)
         self._step.sums.zero_()
         self._pace.start()
+        device = self._step.sums.device
         drawn, removed = batches.draw(order, sizes)
-        for alike in fold(batches.locate(drawn.map(self._send)), sizes, removed):
+        sent = drawn.map(lambda part: part.to(device, non_blocking=True))
+        for alike in fold(batches.locate(sent), sizes, removed):
             self._take_all(alike)
         total, risk = to_cpu(self._step.sums).tolist()
         return Epoch(len(sizes), sum(sizes) + sum(removed), total, risk)
@@ -285,9 +267,6 @@ class RecordedTrainer:
         replay.run(draws)
         if replay.refusal is not None:
             _log_once(type(self._step.model).__name__, replay.refusal)
-
-    def _send(self, part: Tensor) -> Tensor:
-        return part.to(self._step.sums.device, non_blocking=True)
 
 
 @functools.cache

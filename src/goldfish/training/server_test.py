@@ -50,10 +50,7 @@ class ServerScore:
 
 
 class ServerTest:
-    """The server's test set: what equation (12) and the stops of methods measure models with.
-
-    Of a larger set ``samples`` are drawn by the seed, once.
-    """
+    """Measures models on the server's test set; of a larger one ``samples`` are drawn, once."""
 
     def __init__(
         self, factory: ModelFactory, examples: Examples, samples: int, seed: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,13 +56,6 @@ class Epoch:
     ended: bool = False
 
 
-class Trainer(Protocol):
-    """Takes the steps of an epoch."""
-
-    def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
-        """Take a step for each batch of these sizes; ``order`` has the positions of all samples."""
-
-
 class FusedSgd:
     """SGD with momentum: ``torch.optim.SGD(fused=True)`` to the bit, by the kernel it calls.
 
@@ -108,10 +101,7 @@ class FusedSgd:
 
 
 class TrainingStep:
-    """One step of SGD on a batch.
-
-    ``sums`` collects the total and the risk of the steps, on the device of the model.
-    """
+    """A step of SGD on a batch; ``sums`` adds up total and risk of all, on the model's device."""
 
     def __init__(
         self, model: nn.Module, objective: Objective, sgd: Sgd, learning_rate: float | Tensor
@@ -121,7 +111,7 @@ class TrainingStep:
         self.model = model
         self._half = HalfCopy(model) if sgd.precision == "bf16" else None
         self._objective = objective
-        self._optimizer = FusedSgd(model.parameters(), sgd, learning_rate)
+        self.optimizer = FusedSgd(model.parameters(), sgd, learning_rate)
         self._norms = [
             module
             for module in model.modules()
@@ -130,15 +120,11 @@ class TrainingStep:
         self.sums = torch.zeros(2, device=device)
         self._total, self._risk = self.sums
 
-    def restart(self, learning_rate: float) -> None:
-        """Begin another training with the step size tensor that was given at first."""
-        self._optimizer.restart(learning_rate)
-
     def __call__(
         self, gather: Callable[[], Batch], precondition: Precondition | None = None
     ) -> tuple[Batch, Loss]:
         """Gather a batch and take the step."""
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         if self._half is None:
             batch = gather()
             loss = self._objective(self.model, batch)
@@ -147,7 +133,7 @@ class TrainingStep:
             batch, loss = self._half.backward(gather, self._objective)
         if precondition is not None:
             precondition(self.model, batch)
-        self._optimizer.step()
+        self.optimizer.step()
         if loss.risk is loss.total:
             self.sums += loss.total.detach()
         else:
@@ -161,7 +147,7 @@ class TrainingStep:
         changing = [
             *self.model.parameters(),
             *self.model.buffers(),
-            *self._optimizer.velocities,
+            *self.optimizer.velocities,
             self.sums,
         ]
         with torch.no_grad():
@@ -241,34 +227,28 @@ class HalfCopy(nn.Module):
         return batch, loss
 
 
+@dataclass(frozen=True)
 class PlainTrainer:
     """Takes one step after the other: the obvious way, on any device."""
 
-    def __init__(
-        self,
-        step: TrainingStep,
-        batches: BatchSource,
-        precondition: Precondition | None = None,
-        after_step: AfterStep | None = None,
-    ) -> None:
-        self._step = step
-        self._batches = batches
-        self._precondition = precondition
-        self._after_step = after_step
+    step: TrainingStep
+    batches: BatchSource
+    precondition: Precondition | None = None
+    after_step: AfterStep | None = None
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
-        """Take a step for each of the batches, until ``after_step`` ends it."""
-        self._step.model.train()
-        self._step.sums.zero_()
+        """Take a step for each batch of these sizes of ``order``, until ``after_step`` ends it."""
+        self.step.model.train()
+        self.step.sums.zero_()
         ended, steps, samples = False, 0, 0
         for positions in order.split(list(sizes)):
-            batch, loss = self._step(partial(self._batches, positions), self._precondition)
+            batch, loss = self.step(partial(self.batches, positions), self.precondition)
             samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
             steps += 1
-            ended = self._after_step is not None and self._after_step(self._step.model, loss)
+            ended = self.after_step is not None and self.after_step(self.step.model, loss)
             if ended:
                 break
-        total, risk = self._step.sums.tolist()
+        total, risk = self.step.sums.tolist()
         return Epoch(steps, samples, total, risk, ended)
 
 

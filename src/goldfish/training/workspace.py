@@ -15,14 +15,13 @@ from goldfish.hardware.gpu import DeviceRows, open_queues, working_on
 from goldfish.hardware.memory import keep_freed_memory
 from goldfish.params import params_of
 from goldfish.training.batches import BatchSource, ExampleBatches
-from goldfish.training.graphs import DeviceRecord, Recorder, RecordWork
+from goldfish.training.graphs import DeviceRecord, RecordedTrainer, Recorder, RecordWork
 from goldfish.training.sgd import (
     AfterStep,
     Objective,
     PlainTrainer,
     Precondition,
     Sgd,
-    Trainer,
     TrainingStep,
 )
 from goldfish.types import ModelFactory, Params
@@ -90,7 +89,7 @@ class LoadedModel:
         learning_rate: float,
         precondition: Precondition | None = None,
         after_step: AfterStep | None = None,
-    ) -> Trainer:
+    ) -> PlainTrainer | RecordedTrainer:
         """Return what takes the steps of a training: by replaying them where that can be done."""
         if (
             self._recorder is not None
@@ -154,14 +153,11 @@ class LocalWorkspace:
             # Its initial weights are not used: the caller's random numbers stay as they are.
             with _building, torch.random.fork_rng(devices=[]):
                 built = [self._factory() for _ in range(count or 1)]
-            self._models[key] = self._ready(Ensemble(built) if count else built[0])
+            module = (Ensemble(built) if count else built[0]).to(self._device)
+            if self._compiled:
+                module.compile(dynamic=False)
+            recorded = self._graphs and self._stream is not None
+            self._models[key] = LoadedModel(module, DeviceRecord() if recorded else None)
         model = self._models[key]
         model.load(params)
         return model
-
-    def _ready(self, module: nn.Module) -> LoadedModel:
-        module = module.to(self._device)
-        if self._compiled:
-            module.compile(dynamic=False)
-        recorded = self._graphs and self._stream is not None
-        return LoadedModel(module, DeviceRecord() if recorded else None)

@@ -201,20 +201,14 @@ def student_logits(student: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | N
 
 
 def goldfish_losses(
-    batch: Batch,
-    logits: Tensor,
-    removed_logits: Tensor | None,
-    settings: GoldfishSettings,
+    batch: Batch, logits: Tensor, removed_logits: Tensor | None, settings: GoldfishSettings
 ) -> Loss:
     """Return the total, equation (6), and its part on remaining data, L_r + mu_d L_d."""
     remaining = hard_loss(settings.hard_loss).of_samples(logits, batch.labels).mean()
     distillation: Tensor | float = 0.0
     if batch.teacher_logits is not None:
         distillation = distillation_loss(
-            logits,
-            batch.teacher_logits,
-            batch.temperature,
-            square_scaling=settings.square_scaling,
+            logits, batch.teacher_logits, batch.temperature, square_scaling=settings.square_scaling
         )
     risk = remaining + settings.mu_d * distillation
     if batch.removed is None or removed_logits is None:

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 def implements(settings: GoldfishSettings) -> bool:
-    """Return whether the total with these settings is the one of this file.
-
-    All others are computed by the functions of the loss module.
-    """
+    """Return whether this file computes the total with these settings, not the loss module."""
     return hard_loss(settings.hard_loss) is CROSS_ENTROPY and settings.removed_term == "capped"
 
 
