@@ -12,7 +12,8 @@ from typing import TypeAlias
 from torch import nn
 
 from goldfish.errors import ConfigError, unknown
-from goldfish.models.factories import fresh_params, load_factory
+from goldfish.models.custom import load_factory
+from goldfish.models.fresh import fresh_params
 from goldfish.models.lenet import LeNet5, LeNet5Cifar
 from goldfish.models.resnet import ResNet
 from goldfish.randomness import seeded_globally

@@ -1,8 +1,4 @@
-"""Factories of models: a user's own, ``package.module:factory``, and fresh weights from any.
-
-Fresh means fresh: new weights and new buffers, shared with no other model. A student that starts
-from old buffers, or from weights that something else still holds, has not forgotten anything.
-"""
+"""A user's own model, named by where its factory is: ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -13,11 +9,11 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from goldfish.errors import ConfigError
+from goldfish.models.fresh import require_new
 from goldfish.randomness import seeded_globally
-from goldfish.types import ModelFactory, Params, Scalar
+from goldfish.types import ModelFactory, Scalar
 
 
 def load_factory(name: str, options: Mapping[str, Scalar]) -> ModelFactory:
@@ -28,7 +24,7 @@ def load_factory(name: str, options: Mapping[str, Scalar]) -> ModelFactory:
     """
     factory = functools.partial(_import(name), **options)
     with seeded_globally(0, "check", name):
-        _require_new(_call(factory, name), _call(factory, name), f"The model {name!r}")
+        require_new(_call(factory, name), _call(factory, name), f"The model {name!r}")
     return factory
 
 
@@ -83,46 +79,3 @@ def _call(factory: Callable[[], nn.Module], name: str) -> nn.Module:
             "It must return a torch.nn.Module."
         )
     return model
-
-
-def fresh_params(factory: ModelFactory, seed: int, *purpose: str | int) -> Params:
-    """Return the weights and buffers of a new model; equal seeds and purposes give equal bits.
-
-    The factory is called twice, so that one which hands out the same model, or the same tensors,
-    each time is refused. A factory that loads trained weights into a new model passes: what counts
-    as initial is for the factory to say.
-    """
-    with seeded_globally(seed, *purpose):
-        model = factory()
-        _require_new(model, factory(), "The model factory")
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def _require_new(first: nn.Module, second: nn.Module, source: str) -> None:
-    """Raise unless two models, both alive, share neither a weight nor a saved buffer."""
-    if first is second:
-        raise ConfigError(
-            f"{source} returned the same object twice. It must build a new model at each call: "
-            "create the module inside the function, without a cache or a module-level instance."
-        )
-    places = _storages(second)
-    shared = _storages(first).keys() & places.keys()
-    if shared:
-        raise ConfigError(
-            f"{source} returned two models that share the tensor {places[min(shared)]!r}. "
-            "It must build a new model at each call, with its own weights and buffers: create "
-            "its layers inside the function, or copy the shared ones with copy.deepcopy."
-        )
-
-
-def _storages(model: nn.Module) -> dict[int, str]:
-    """Return the name of each tensor by its place in memory; one without memory has none (0)."""
-    state = model.state_dict()
-    if any(map(is_lazy, state.values())):
-        raise ConfigError(
-            "The model has lazy layers without weights. Let its factory run one batch through it, "
-            "so that every layer knows its shape."
-        )
-    places = {tensor.untyped_storage().data_ptr(): name for name, tensor in state.items()}
-    places.pop(0, None)
-    return places
