@@ -441,6 +441,11 @@ class Result(Part):
         return values
 
     @property
+    def origin(self) -> MethodResult:
+        """The original training; without numbers where the run has none."""
+        return self.methods.get(ORIGIN, MethodResult())
+
+    @property
     def retrain(self) -> MethodResult:
         """The yardstick; without numbers where the run has none."""
         return self.methods.get(YARDSTICK, MethodResult())
