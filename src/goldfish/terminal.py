@@ -92,11 +92,10 @@ def state_of(step: Step) -> str:
 
     if step.diverged:
         return "diverged"
-    drawn = {metric: getattr(step.record, metric.key, None) for metric in METRICS if metric.chart}
     known = [
         f"{metric.label} {FORMS[metric.unit](value, None)}"
-        for metric, value in drawn.items()
-        if value is not None
+        for metric in METRICS
+        if metric.chart and (value := getattr(step.record, metric.key, None)) is not None
     ]
     return ", ".join(known[:2])
 

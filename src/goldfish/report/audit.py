@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from goldfish.audits import Attack, Audit, Difference, Distances, QuickAudit, Rate, Relearning
@@ -124,7 +124,7 @@ def _relearning(audit: Audit) -> Evidence:
             name,
             list(range(len(curve))),
             [max(loss, LOWEST_LOSS) for loss in curve],
-            said=_steps(len(curve), statistics.median_high(_counted(found[name]))),
+            said=_steps(found[name], statistics.median_high),
         )
         for name, curve in curves.items()
         if name != ORIGIN
@@ -290,17 +290,14 @@ def relearned(found: Relearning | None) -> str:
     """
     if found is None:
         return NOTHING
-    steps, last = _counted(found), len(found.curve)
-    return " to ".join(dict.fromkeys(_steps(last, step) for step in (min(steps), max(steps))))
+    return " to ".join(dict.fromkeys(_steps(found, end) for end in (min, max)))
 
 
-def _counted(found: Relearning) -> list[int]:
-    """Return the steps of each order; one more than were taken where they were not enough."""
-    return [len(found.curve) if step is None else step for step in found.steps]
-
-
-def _steps(last: int, step: int) -> str:
-    return f">{last - 1}" if step == last else str(step)
+def _steps(found: Relearning, pick: Callable[[list[int]], int]) -> str:
+    """Format the steps of one of the orders; more than were taken where those were not enough."""
+    last = len(found.curve)
+    picked = pick([last if step is None else step for step in found.steps])
+    return f">{last - 1}" if picked == last else str(picked)
 
 
 def difference(found: Difference | None) -> str:

@@ -187,18 +187,12 @@ def _with_collapse(case: _Case, verdict: Verdict) -> Verdict:
     )
 
 
-@dataclass(frozen=True)
-class _Fall:
-    """What became of a percentage that should have fallen."""
+def _fall(case: _Case, what: str, score: _Read, counted: _Read) -> tuple[Status, str, float] | None:
+    """Grade a score that should have fallen, by the share that is left of what counts of it.
 
-    status: Status
-    sentence: str
-    signal: float
-    """By how many points the test tells the model before from retrain, or from 0."""
-
-
-def _fall(case: _Case, what: str, score: _Read, counted: _Read) -> _Fall | None:
-    """Grade a score by the share that is left of what counts of it; None where there is none."""
+    Return a sentence too, and by how many points the test tells the model before from retrain, or
+    from 0; None where a model has no such score.
+    """
     before, margins = case.before, case.result.margins
     was, now = None if before is None else score(before), score(case.after)
     if before is None or was is None or now is None:
@@ -224,10 +218,8 @@ def _fall(case: _Case, what: str, score: _Read, counted: _Read) -> _Fall | None:
         sentence += ". retrain gave no model to compare with."
     else:
         sentence += f"; retraining from scratch gives {percent(theirs)}."
-    if signal < margins.signal:  # too little to tell
-        return _Fall("unclear", sentence, signal)
     status: Status = "kept" if left >= margins.kept else "partly" if left > margins.gone else "gone"
-    return _Fall(status, sentence, signal)
+    return ("unclear" if signal < margins.signal else status), sentence, signal
 
 
 def _backdoor(case: _Case) -> Verdict | None:
@@ -235,33 +227,34 @@ def _backdoor(case: _Case) -> Verdict | None:
     fall = _fall(case, "Backdoor success", score, counted)
     if fall is None:
         return None
-    by, sentences = "the backdoor test", [fall.sentence]
+    status, sentence, signal = fall
+    by, sentences = "the backdoor test", [sentence]
     if rates := case.rates(lambda model: model.without_trigger):
         sentences.append(
             f"Without the trigger {rates} of the same images get the attacker's label: only what "
             "the trigger adds counts."
         )
-    if fall.status == "unclear":
+    if status == "unclear":
         sentences.append(
             "Before the deletion the trigger had hardly more effect than in a model without the "
             "data, so this test cannot tell whether the data is gone."
         )
-    elif fall.signal < case.result.margins.weak:
+    elif signal < case.result.margins.weak:
         by = "a weak backdoor"
         known = case.retrain is not None and case.retrain.trigger_adds is not None
         sentences.append(
-            f"Weak evidence: in {case.before_name} the trigger adds only {fall.signal:.1f} points "
+            f"Weak evidence: in {case.before_name} the trigger adds only {signal:.1f} points "
             f"more than {'what it adds in retrain' if known else '0'}."
         )
-    if fall.status == "partly":
+    if status == "partly":
         sentences.append("Part of what the removed data taught is still there.")
     title, short = {
         "unclear": ("No verdict: the backdoor never took", "no verdict"),
         "kept": ("Not gone: the backdoor still works", "backdoor works"),
         "partly": ("Partly gone: some of the backdoor is left", "backdoor in part"),
         "gone": ("", "backdoor gone"),
-    }[fall.status]
-    return Verdict(fall.status, title, short, sentences, by)
+    }[status]
+    return Verdict(status, title, short, sentences, by)
 
 
 def removed_class_name(result: Result) -> str:
@@ -277,7 +270,8 @@ def _removed_class(case: _Case) -> Verdict | None:
     fall = _fall(case, f"Accuracy on {what} ({count(images)} test images)", score, counted)
     if fall is None:
         return None
-    sentences = [fall.sentence]
+    status, sentence, _ = fall
+    sentences = [sentence]
     if rates := case.rates(lambda model: model.mistaken_for_removed):
         sentences.append(
             f"Of the images of other classes {rates} are taken for it too: that is subtracted."
@@ -287,8 +281,8 @@ def _removed_class(case: _Case) -> Verdict | None:
         "kept": (f"Not gone: {case.name} still knows {what}", "class known"),
         "partly": (f"Partly gone: {case.name} knows {what} in part", "class in part"),
         "gone": ("", "class gone"),
-    }[fall.status]
-    return Verdict(fall.status, title, short, sentences, f"the accuracy on {what}")
+    }[status]
+    return Verdict(status, title, short, sentences, f"the accuracy on {what}")
 
 
 def _memory(case: _Case, memory: Memory) -> Verdict:
@@ -374,7 +368,7 @@ def _against(case: _Case, memory: Memory) -> str:
 
 
 def _nothing_measured(name: str, result: Result) -> Verdict:
-    """Say why no test could be made, and what it would take."""
+    """Say why no test could be made, what it would take, and how close it is to retrain."""
     if result.deletion.clean_samples:
         why = (
             "The test set has no two images of any class that was removed, so there is nothing to "
@@ -385,8 +379,17 @@ def _nothing_measured(name: str, result: Result) -> Verdict:
             "The removed samples are with their clients alone, so that their losses cannot be "
             "compared with those of unseen ones here, and no backdoor was planted."
         )
-    sentences = [why, _closeness(name, result)]
-    return Verdict("unclear", "No verdict: nothing to test", "no verdict", sentences)
+    ours, before = (one.get("jsd") for one in (result.methods[name], result.origin))
+    if YARDSTICK not in result.methods:
+        close = "The run has no retrain to compare with either: add it to unlearning.methods."
+    elif ours is None or before is None:
+        close = "retrain gave no model to compare with either."
+    else:  # which is no proof
+        close = (
+            f"{name}'s predictions are {'closer' if ours < before else 'no closer'} to retrain's "
+            f"than origin's are (JSD {decimal(ours)} against {decimal(before)})."
+        )
+    return Verdict("unclear", "No verdict: nothing to test", "no verdict", [why, close])
 
 
 def _itself(model: Final) -> Verdict:
@@ -399,19 +402,6 @@ def _itself(model: Final) -> Verdict:
         ]
     title = "Gone by construction: trained again without the removed data"
     return Verdict("gone", title, "yardstick", sentences)
-
-
-def _closeness(name: str, result: Result) -> str:
-    """Say how close the predictions are to retrain's, which is no proof."""
-    if YARDSTICK not in result.methods:
-        return "The run has no retrain to compare with either: add it to unlearning.methods."
-    ours, before = (result.methods[key].get("jsd") for key in (name, ORIGIN))
-    if ours is None or before is None:
-        return "retrain gave no model to compare with either."
-    return (
-        f"{name}'s predictions are {'closer' if ours < before else 'no closer'} to retrain's than "
-        f"origin's are (JSD {decimal(ours)} against {decimal(before)})."
-    )
 
 
 @dataclass(frozen=True)
@@ -481,7 +471,7 @@ def image_counts(result: Result) -> str:
     """Say of how many test images the percentages are."""
     images = result.test_images
     rest = " of the remaining classes" if images.removed_class else ""
-    said = [
+    return " ".join(
         f"{what}: % of {count(known)} test images{more}."
         for what, known, more in (
             ("Accuracy", images.accuracy, rest),
@@ -489,8 +479,7 @@ def image_counts(result: Result) -> str:
             ("Backdoor", images.backdoor, " with the trigger"),
         )
         if known
-    ]
-    return " ".join(said)
+    )
 
 
 def _accuracy(name: str, result: Result) -> str:
