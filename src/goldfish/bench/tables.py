@@ -22,7 +22,6 @@ from goldfish.bench.child import ENGINE, FLOWER, ROUNDS, Whole, run_whole
 from goldfish.bench.plain import in_its_process
 from goldfish.bench.rounds import BATCH, Bench, Workload, load_images
 from goldfish.data import TensorExamples
-from goldfish.settings import Precision
 from goldfish.training.batches import Batch
 from goldfish.training.fit import cross_entropy_objective
 from goldfish.training.sgd import Objective
@@ -126,7 +125,19 @@ def _unlearning_rows(work: Workload, data: TensorExamples, engine: float, tell: 
 
 
 def _limit_rows(work: Workload, data: TensorExamples, rate: float) -> list[Row]:
-    most_flops, most_bytes = measure_limits(work.device, work.precision)
+    """Measure a large matrix product and a large copy, in which a byte is read and written.
+
+    With all cores, or on the GPU, in the arithmetic of the training.
+    """
+    gpu = work.device == "cuda"
+    side = 8192 if gpu else 2048
+    numbers = torch.randn(side, side, device=work.device)
+    if work.precision == "bf16":
+        numbers = numbers.bfloat16()
+    source = torch.empty((2**30 if gpu else 2**28) // 4, device=work.device)
+    target = torch.empty_like(source)
+    most_flops = 2 * side**3 / _seconds(lambda: numbers @ numbers, gpu)
+    most_bytes = 2 * source.numel() * 4 / _seconds(lambda: target.copy_(source), gpu)
     model = work.factory()().to(work.device)
     inputs, labels = data.batch(torch.arange(BATCH))
     flops = step_flops(model, cross_entropy_objective, Batch(inputs, labels)) / BATCH * rate
@@ -171,23 +182,6 @@ def _whole_row(name: str, whole: Whole) -> Row:
     return _row(f"{ROUNDS} rounds with start-up: {name}", f"{whole.seconds:.1f} s{memory}")
 
 
-def measure_limits(device: str, precision: Precision) -> tuple[float, float]:
-    """Return the operations a second of a large matrix product and the bytes a second of a copy.
-
-    With all cores, or on the GPU, in the arithmetic of the training; a byte is read and written.
-    """
-    gpu = device == "cuda"
-    side = 8192 if gpu else 2048
-    numbers = torch.randn(side, side, device=device)
-    if precision == "bf16":
-        numbers = numbers.bfloat16()
-    source = torch.empty((2**30 if gpu else 2**28) // 4, device=device)
-    target = torch.empty_like(source)
-    product = _fastest(lambda: numbers @ numbers, gpu)
-    copy = _fastest(lambda: target.copy_(source), gpu)
-    return 2 * side**3 / product, 2 * source.numel() * 4 / copy
-
-
 def step_flops(model: nn.Module, objective: Objective, batch: Batch) -> int:
     """Count the floating-point operations of a forward and a backward pass on a batch."""
     counter = FlopCounterMode(display=False)
@@ -196,7 +190,7 @@ def step_flops(model: nn.Module, objective: Objective, batch: Batch) -> int:
     return int(counter.get_total_flops())
 
 
-def _fastest(work: Callable[[], Tensor], gpu: bool) -> float:
+def _seconds(work: Callable[[], Tensor], gpu: bool) -> float:
     """Return the median seconds of a call."""
     taken = []
     for _ in range(REPETITIONS + 1):

@@ -441,18 +441,15 @@ def _set_axis(axes: Axes, which: Literal["x", "y"], scale: Scale, bins: int = 8)
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
-    margin = 0.0
+    margin = 0.0 if which == "x" or scale.log else 0.02 * (scale.high - scale.low)
     if scale.log:
         axes.set(**{f"{which}scale": "log"})
         close = scale.high / scale.low < 200 and bins > 4
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,), numticks=12))
         axis.set_minor_locator(NullLocator())
-    elif which == "y":
-        margin = 0.02 * (scale.high - scale.low)
-        steps = [1, 2, 5, 10]
-        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins, steps=steps))
     else:
-        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins))
+        steps = None if which == "x" else [1, 2, 5, 10]
+        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins, steps=steps))
     axes.set(**{f"{which}lim": (scale.low - margin, scale.high + margin)})
     axis.set_major_formatter(FuncFormatter(lambda value, _: scale.mark(value)))
 

@@ -127,13 +127,15 @@ def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
             if own is None or other is None:
                 missed[x] = (math.inf, f"{x:g} (no value)")
                 continue
-            gain = _gain(claim, own.mean - other.mean)
+            apart = own.mean - other.mean
+            # By how much it is on the side that the claim says.
+            gain = {"higher": apart, "lower": -apart, "alike": -abs(apart)}[claim.holds]
             strict = name in claim.than and name != "paper" and claim.holds != "alike"
             if gain < -claim.margin or (strict and gain == claim.margin == 0):
                 text = f"{x:g} ({number(own.mean)} against {number(other.mean)} of {name})"
                 missed[x] = max(missed.get(x, (0.0, "")), (-gain, text))
             spread = math.hypot(own.std or 0.0, other.std or 0.0)
-            close += 0 < spread >= abs(own.mean - other.mean) and claim.holds != "alike"
+            close += 0 < spread >= abs(apart) and claim.holds != "alike"
     if not rows:
         return Judged(claim.text, "not measured", "")
     detail = f"at {len(rows) - len(missed)} of {len(rows)} rows"
@@ -153,13 +155,6 @@ def _others(claim: Claim, numbers: Numbers, x: float) -> dict[str, Mean | None]:
     if "paper" in others:
         others["paper"] = numbers.paper.get((x, claim.subject, claim.metric))
     return others
-
-
-def _gain(claim: Claim, difference: float) -> float:
-    """Return by how much a difference is on the side that the claim says."""
-    if claim.holds == "alike":
-        return -abs(difference)
-    return difference if claim.holds == "higher" else -difference
 
 
 def planned_shards(preset: Preset, numbers: Numbers) -> int | None:
