@@ -71,6 +71,8 @@ def gap(value: float | None, std: float | None = None, digits: int = 3) -> str:
 def signed(value: float, digits: int) -> str:
     """Format a number with its sign.
 
+    >>> signed(0.123, 2), signed(-1.04, 1), signed(-0.001, 2)
+    ('+0.12', '−1.0', '0.00')
     >>> signed(0.42, 1), signed(-1, 1), signed(-0.01, 1), signed(0.5, 3)
     ('+0.4', '−1.0', '0.0', '+0.500')
     """
