@@ -37,7 +37,6 @@ from goldfish.version import __version__
 if TYPE_CHECKING:
     from types import FrameType
 
-    from goldfish.audits import Tier as AuditTier
     from goldfish.experiments.config import Config
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
@@ -56,6 +55,8 @@ app.add_typer(flower_app, name="flower", no_args_is_help=True)
 app.add_typer(project_app)
 app.add_typer(evidence_app)
 
+_tell = partial(console.print, markup=False, highlight=False)
+
 
 @app.callback()
 def _options(
@@ -66,38 +67,25 @@ def _options(
         raise typer.Exit
 
 
-class Tier(StrEnum):
-    """How much an audit does."""
-
-    quick = "quick"
-    standard = "standard"
-    full = "full"
-
-
-class Precision(StrEnum):
-    """Arithmetic of the training."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-
+Tier = StrEnum("Tier", {"quick": "quick", "standard": "standard", "full": "full"})
+"""How much an audit does."""
+Precision = StrEnum("Precision", {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16"})
+"""Arithmetic of the training."""
 
 Out = Annotated[
-    Path | None, typer.Option("--out", help="The run directory; by default runs/NAME of the file.")
+    Path | None, typer.Option(help="The run directory; by default runs/NAME of the file.")
 ]
 Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, help="CPU threads of one client; may change the last bits."),
+    int | None, typer.Option(min=1, help="CPU threads of one client; may change the last bits.")
 ]
 Compile = Annotated[
-    bool,
-    typer.Option("--compile", help="Compile the models; may change the last bits."),
+    bool, typer.Option("--compile", help="Compile the models; may change the last bits.")
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the file's seed.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Instead of the file's seed.")]
 
 
 @app.command()
@@ -135,7 +123,7 @@ def run(
     compile_: Compile = False,
     seed: Seed = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Repeat with so many seeds; report the spread.")
+        int, typer.Option(min=1, help="Repeat with so many seeds; report the spread.")
     ] = 1,
 ) -> None:
     """Train, delete, let each method unlearn, and write results and report to the run directory."""
@@ -166,18 +154,17 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="NAME...", help="From 'goldfish presets'.")
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", help="Where all runs and a folder of results for each NAME go.")
+        Path, typer.Option(help="Where all runs and a folder of results for each NAME go.")
     ] = Path("runs/reproduce"),
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Instead of the preset's number of seeds.")
+        int | None, typer.Option(min=1, help="Instead of the preset's number of seeds.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute's version: little data, one seed, few rows.")
     ] = False,
     set_: SetOption = None,
     summary: Annotated[
-        Path | None,
-        typer.Option("--summary", metavar="DIR", help="Write the pages of results in DIR anew."),
+        Path | None, typer.Option(metavar="DIR", help="Write the pages of results in DIR anew.")
     ] = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
@@ -199,10 +186,9 @@ def reproduce(
         )
     if summary is not None:
         say(f"Summary: {write_summary(summary)}")
-    wanted = names or []
     all_work = [
         Reproduction.of(name, out, seeds=seeds, quick=quick, overrides=set_ or ())
-        for name in wanted
+        for name in names or ()
     ]
     machine = Machine(data_dir, resolve(device), workers, threads, compile_, elsewhere=True)
     for work in all_work:
@@ -210,7 +196,7 @@ def reproduce(
         for place, cell in enumerate(cells, start=1):
             say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
             if not cell.finished:
-                again = f"goldfish reproduce {' '.join(wanted)} with the same options"
+                again = f"goldfish reproduce {' '.join(names or ())} with the same options"
                 show_progress(cell.run(machine), again, transient=True)
         folder = work.finish()
         print_table(("claim", "here", ""), write_results(folder, work.preset))
@@ -219,18 +205,15 @@ def reproduce(
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Option("--model", help="lenet5, or a ResNet.")] = "lenet5",
+    model: Annotated[str, typer.Option(help="lenet5, or a ResNet.")] = "lenet5",
     clients: Annotated[
-        list[int] | None,
-        typer.Option("--clients", min=1, help="May be repeated; by default 5, then 100."),
+        list[int] | None, typer.Option(min=1, help="May be repeated; by default 5, then 100.")
     ] = None,
-    samples: Annotated[
-        int, typer.Option("--samples", min=1000, help="Images of a round.")
-    ] = 60_000,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Local epochs a round.")] = 1,
-    turns: Annotated[int, typer.Option("--turns", min=1, help="How often each is measured.")] = 3,
+    samples: Annotated[int, typer.Option(min=1000, help="Images of a round.")] = 60_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Local epochs a round.")] = 1,
+    turns: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 3,
     precision: Annotated[
-        Precision, typer.Option("--precision", help="Arithmetic of the training on a GPU.")
+        Precision, typer.Option(help="Arithmetic of the training on a GPU.")
     ] = Precision.fp32,
     compile_: Compile = False,
     data_dir: DataDir = None,
@@ -241,8 +224,7 @@ def bench(
     from goldfish.bench.tables import bench as measure
     from goldfish.bench.tables import machine_in_words
 
-    place = resolve(device)
-    sizes = tuple(clients or (5, 100))
+    place, sizes = resolve(device), tuple(clients or (5, 100))
     work = Workload(
         model, sizes, samples, place, precision.value, epochs, turns, compile_, data_dir
     )
@@ -271,19 +253,16 @@ def audit(
         ),
     ] = None,
     tier: Annotated[
-        Tier,
-        typer.Option("--tier", help="The run's models alone; many new ones; even more of them."),
+        Tier, typer.Option(help="The run's models alone; many new ones; even more of them.")
     ] = Tier.standard,
     models: Annotated[
         int | None,
         typer.Option(
-            "--models",
-            help="Models of each method, and as many oracles: 8, or 32. Of a project: oracles; 16.",
+            help="Models of each method, and as many oracles: 8, or 32. Of a project: oracles; 16."
         ),
     ] = None,
     method: Annotated[
-        list[str] | None,
-        typer.Option("--method", help="Audit this one; may be repeated. By default all."),
+        list[str] | None, typer.Option(help="Audit this one; may be repeated. By default all.")
     ] = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
@@ -316,7 +295,6 @@ def audit(
         audit_newest(run_dir or Path(), machine, models)
         return
     result, config = read_run(run_dir).result, load_config(run_dir / "config.toml")
-    chosen: AuditTier = tier.value
     again = ["goldfish audit", str(run_dir), "--tier", tier.value]
     again += [] if models is None else ["--models", str(models)]
     again += [word for name in method or () for word in ("--method", name)]
@@ -324,29 +302,28 @@ def audit(
         sys.path.append("")  # a model of one's own may lie in the current folder
     scenario = cache(partial(build_scenario, config, machine, run_dir))  # for both, built once
     here = None if config.engine == "flower" else scenario
-    time = forecast(run_dir, here, tier=chosen, models=models, methods=method or ())
+    time = forecast(run_dir, here, tier=tier.value, models=models, methods=method or ())
     say(f"Forecast: {seconds(time)}, by what the run's rounds took.")
     auditing: Callable[..., Iterator[Step]] = partial(audit_run, scenario=scenario)
     if config.engine == "flower":
         from goldfish.flower.submit import audit_on_flower
 
         _end_once()
-        tell = partial(console.print, markup=False, highlight=False)
-        auditing = partial(audit_on_flower, config, tell=tell)
-    steps = auditing(run_dir, machine, tier=chosen, models=models, methods=method or ())
+        auditing = partial(audit_on_flower, config, tell=_tell)
+    steps = auditing(run_dir, machine, tier=tier.value, models=models, methods=method or ())
     show_progress(steps, " ".join(again), close=config.engine == "flower")
     found = Audit.read(run_dir / AUDIT)
-    for headings, rows in (
-        quick_table(found, result),
-        *([] if tier is Tier.quick else [audit_table(found)]),
-    ):
+    tables = [quick_table(found, result)]
+    if tier is not Tier.quick:
+        tables.append(audit_table(found))
+    for headings, rows in tables:
         print_table(headings, [[cell.replace(" ± ", "±") for cell in row] for row in rows])
     if tier is not Tier.quick:
         for name, own in found.methods.items():
-            console.print(f"{name}: {own.word}.", style="bold", markup=False, highlight=False)
-            console.print(Padding(own.sentence, (0, 0, 0, 2)), markup=False, highlight=False)
+            _tell(f"{name}: {own.word}.", style="bold")
+            _tell(Padding(own.sentence, (0, 0, 0, 2)))
     for line in (audit_counts(found), *found.notes):
-        console.print(line, markup=False, highlight=False, style="dim")
+        _tell(line, style="dim")
     say(f"Details: {run_dir / AUDIT}. Report: {write_report(run_dir)}")
 
 
@@ -369,7 +346,7 @@ def methods() -> None:
             f"keeps {method.keeps}{amount}",
             f"source: {method.source}",
         ):
-            console.print(Padding(text, (0, 0, 0, 2)), highlight=False, markup=False)
+            _tell(Padding(text, (0, 0, 0, 2)))
 
 
 @app.command()
@@ -415,14 +392,11 @@ def data_fetch(
     console.print(f"{name} is complete in {resolve_data_dir(data_dir, name)}.")
 
 
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="How many nodes (clients).")]
+Nodes = Annotated[int, typer.Option(min=1, help="How many nodes (clients).")]
 Secure = Annotated[
-    Path | None,
-    typer.Option("--secure", metavar="DIR", help="Keys of 'flower keys new': TLS, node keys."),
+    Path | None, typer.Option(metavar="DIR", help="Keys of 'flower keys new': TLS, node keys.")
 ]
-StateDir = Annotated[
-    Path, typer.Option("--state-dir", help="Where server and nodes keep their state and logs.")
-]
+StateDir = Annotated[Path, typer.Option(help="Where server and nodes keep their state and logs.")]
 FLOWER_STATE = Path("runs/flower")
 FLOWER_PORT = 9093
 
@@ -443,8 +417,7 @@ keys_app = typer.Typer(help="Certificates and keys of a federation: new, renewed
 flower_app.add_typer(keys_app, name="keys", no_args_is_help=True)
 KeyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the keys.")]
 Hosts = Annotated[
-    list[str] | None,
-    typer.Option("--host", help="Name or address by which nodes reach the SuperLink."),
+    list[str] | None, typer.Option(help="Name or address by which nodes reach the SuperLink.")
 ]
 
 
@@ -502,15 +475,14 @@ def flower_up(
     secure: Secure = None,
     data_dir: DataDir = None,
     path: Annotated[
-        Path | None, typer.Option("--path", help="Your own data (npz, image-folder), for nodes.")
+        Path | None, typer.Option(help="Your own data (npz, image-folder), for nodes.")
     ] = None,
     model: Annotated[
-        list[str] | None,
-        typer.Option("--model", help="Your own package.module:factory that nodes may build."),
+        list[str] | None, typer.Option(help="Your own package.module:factory that nodes may build.")
     ] = None,
     state_dir: StateDir = FLOWER_STATE,
     port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="The SuperLink's port.")
+        int, typer.Option(min=1, max=65535, help="The SuperLink's port.")
     ] = FLOWER_PORT,
 ) -> None:
     """Start a SuperLink and nodes on this machine, until Ctrl-C."""
@@ -529,10 +501,9 @@ def flower_up(
             models=model or (),
             port=port,
         ) as deployment:
-            settings = {f"flower.{k}": v for k, v in deployment.settings.items()}
             options = "".join(
-                f" --set {k}={str(v).lower() if isinstance(v, bool) else v}"
-                for k, v in settings.items()
+                f" --set flower.{k}={str(v).lower() if isinstance(v, bool) else v}"
+                for k, v in deployment.settings.items()
             )
             for line in (
                 f"The SuperLink listens on {deployment.superlink.address}; {nodes} nodes are "
@@ -543,7 +514,7 @@ def flower_up(
                 "machine of your own (docs/flower.md).",
                 "Ctrl-C ends it all; what server and nodes keep stays.",
             ):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                say(line)
             deployment.watch()
     except KeyboardInterrupt:
         console.print("Ended.")
@@ -553,12 +524,8 @@ def flower_up(
 def flower_doctor(
     secure: Secure = None,
     state_dir: StateDir = FLOWER_STATE,
-    superlink: Annotated[
-        str | None, typer.Option("--superlink", metavar="HOST:PORT", help="Must answer.")
-    ] = None,
-    port: Annotated[
-        list[int] | None, typer.Option("--port", min=1, max=65535, help="Must be free.")
-    ] = None,
+    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Must answer.")] = None,
+    port: Annotated[list[int] | None, typer.Option(min=1, max=65535, help="Must be free.")] = None,
 ) -> None:
     """Check an installation, and say of each problem what to do."""
     _need_flower()
@@ -578,8 +545,7 @@ def flower_tombstones(
     state_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A node's state-dir.")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The node's client-id.")],
     lift: Annotated[
-        list[str] | None,
-        typer.Option("--lift", metavar="ID", help="Let the client use this sample again."),
+        list[str] | None, typer.Option(metavar="ID", help="Let the client use this sample again.")
     ] = None,
 ) -> None:
     """List the samples that a client was asked to remove, and never uses again."""
@@ -595,7 +561,7 @@ def flower_tombstones(
                 raise ConfigError(f"{client} was never asked to remove sample {sample!r}.")
         store.lift(client, lift or ())
         for sample in store.tombstones(client):
-            console.print(sample, markup=False, highlight=False, soft_wrap=True)
+            say(sample)
 
 
 def main() -> None:
@@ -607,14 +573,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _run(
-    config: Config,
-    out: Path,
-    machine: Machine,
-    *,
-    resume: bool,
-    seeds: int = 1,
-) -> None:
+def _run(config: Config, out: Path, machine: Machine, *, resume: bool, seeds: int = 1) -> None:
     """Run an experiment under a progress bar, then show its result."""
     if ":" in config.model.name:
         sys.path.append("")  # a model of one's own may lie in the current folder
@@ -626,7 +585,7 @@ def _run(
         from goldfish.flower.submit import run_on_flower
 
         _end_once()
-        once = partial(run_on_flower, tell=partial(console.print, markup=False, highlight=False))
+        once = partial(run_on_flower, tell=_tell)
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
     again = f"goldfish run {out} --resume" + (f" --seeds {seeds}" if seeds > 1 else "")

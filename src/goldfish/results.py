@@ -43,8 +43,7 @@ class Part(BaseModel):
     again: ClassVar[str] = "goldfish run {} --resume"
     """The command that writes the file of this part anew."""
 
-    def __str__(self) -> str:
-        return repr(self)
+    __str__ = BaseModel.__repr__
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -177,8 +176,7 @@ class Measures(Part):
     @property
     def apart(self) -> Interval | None:
         """The difference of the memory gap to retrain's."""
-        ends = (self.gap_to_retrain, self.gap_to_retrain_low, self.gap_to_retrain_high)
-        value, low, high = ends
+        value, low, high = self.gap_to_retrain, self.gap_to_retrain_low, self.gap_to_retrain_high
         if value is None or low is None or high is None:
             return None
         return Interval(value=value, low=low, high=high)
@@ -439,6 +437,11 @@ class Result(Part):
         if found != SCHEMA:
             raise ValueError(f"it has schema {found!r}; this version of Goldfish reads {SCHEMA}")
         return values
+
+    @property
+    def origin(self) -> MethodResult:
+        """The original training; without numbers where the run has none."""
+        return self.methods.get(ORIGIN, MethodResult())
 
     @property
     def retrain(self) -> MethodResult:

@@ -25,25 +25,16 @@ INTERRUPTED = 130
 
 console = Console()
 
-
-class Device(StrEnum):
-    """Where the models run."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
+Device = StrEnum("Device", {"auto": "auto", "cpu": "cpu", "cuda": "cuda"})
+"""Where the models run."""
 DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="Where the datasets are; by default $GOLDFISH_DATA."),
+    Path | None, typer.Option(help="Where the datasets are; by default $GOLDFISH_DATA.")
 ]
 DeviceOption = Annotated[
-    Device, typer.Option("--device", help="Where the models run; auto takes a GPU if there is one.")
+    Device, typer.Option(help="Where the models run; auto takes a GPU if there is one.")
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="Clients trained at a time; does not change results."),
+    int | None, typer.Option(min=1, help="Clients trained at a time; does not change results.")
 ]
 
 
@@ -75,17 +66,14 @@ def show_progress(
                 if step.phase not in bars:
                     bars[step.phase] = progress.add_task(step.phase, total=step.rounds, state="")
                 progress.update(
-                    bars[step.phase],
-                    completed=step.round,
-                    total=step.rounds,
-                    state=state_of(step),
+                    bars[step.phase], completed=step.round, total=step.rounds, state=state_of(step)
                 )
+                where = f"{step.phase}, round {step.round}"
                 for failure in step.record.failures if step.record else ():
-                    where = f"{step.phase}, round {step.round}: {failure.client_id}"
-                    progress.console.print(f"{where} did not answer: {failure.cause}", markup=False)
+                    said = f"{where}: {failure.client_id} did not answer: {failure.cause}"
+                    progress.console.print(said, markup=False)
                 if step.record and (far := step.record.shortened):
                     who = f"{', '.join(far[:3])}{', ...' if far[3:] else ''}"
-                    where = f"{step.phase}, round {step.round}"
                     said = f"{where}: {len(far)} updates were too long and are shortened ({who})"
                     progress.console.print(said, markup=False)
     except KeyboardInterrupt:
@@ -104,11 +92,10 @@ def state_of(step: Step) -> str:
 
     if step.diverged:
         return "diverged"
-    drawn = {metric: getattr(step.record, metric.key, None) for metric in METRICS if metric.chart}
     known = [
         f"{metric.label} {FORMS[metric.unit](value, None)}"
-        for metric, value in drawn.items()
-        if value is not None
+        for metric in METRICS
+        if metric.chart and (value := getattr(step.record, metric.key, None)) is not None
     ]
     return ", ".join(known[:2])
 

@@ -7,8 +7,10 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from goldfish.bench.rounds import Bench, Workload, load_images
 from goldfish.errors import ConfigError
@@ -18,6 +20,7 @@ FLOWER = "goldfish.bench.flower_simulation"
 ROUNDS = 3
 POLL = 0.2
 """Seconds between two looks at the memory."""
+WORKLOAD = TypeAdapter(Workload)
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,12 @@ def argument(work: Workload, clients: int) -> str:
     One local epoch in fp32, which is what all children do.
     """
     own = replace(work, clients=(clients,), local_epochs=1, precision="fp32")
-    return json.dumps(asdict(own), default=str)
+    return WORKLOAD.dump_json(own).decode()
 
 
 def parse(argument: str) -> Workload:
     """Read the argument of a child."""
-    values = json.loads(argument)
-    path = values["data_dir"] and Path(values["data_dir"])
-    return Workload(**{**values, "clients": tuple(values["clients"]), "data_dir": path})
+    return WORKLOAD.validate_json(argument)
 
 
 def _tree_bytes(pid: int) -> int:

@@ -1,17 +1,11 @@
-"""The engine's rounds against a plain PyTorch loop of the same model, taking turns.
-
-A noisy machine slows all of them alike, so the ratios hold where the seconds do not.
-"""
+"""What is measured: a workload, its images, and the rounds of a federation on them."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -31,12 +25,6 @@ RATE = 0.01
 CLASSES = 10
 UNLEARNING_ROUNDS = 3
 
-Tell: TypeAlias = Callable[[str], object]
-"""Is told what was done."""
-
-MNIST_MODELS = ("lenet5",)
-"""Models that are measured on MNIST; the others on CIFAR-10."""
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -55,40 +43,25 @@ class Workload:
     @property
     def dataset(self) -> str:
         """The dataset that the model is measured on."""
-        return "mnist" if self.model in MNIST_MODELS else "cifar-10"
+        return "mnist" if self.model == "lenet5" else "cifar-10"
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """The shape of its images."""
-        return (1, 28, 28) if self.model in MNIST_MODELS else (3, 32, 32)
+        return (1, 28, 28) if self.dataset == "mnist" else (3, 32, 32)
 
     def factory(self) -> ModelFactory:
         """Return what builds the model."""
         return model_factory(self.model, num_classes=CLASSES, image_shape=self.image_shape)
 
 
-@dataclass
-class Measured:
-    """What was measured of one candidate, a number a turn, and what it took before the first."""
-
-    turns: list[float] = field(default_factory=list)
-    preparation: float = 0.0
-
-    @property
-    def median(self) -> float:
-        """The median of the turns."""
-        return statistics.median(self.turns)
-
-
 def load_images(work: Workload) -> tuple[TensorExamples, str]:
     """Return images on the device, and what they are: the dataset, or noise of its shape."""
+    what = work.dataset
     try:
-        data = load(work.dataset, work.data_dir).train
+        data = load(what, work.data_dir).train
     except DataError:
-        data = _noise(work)
-        what = f"noise in the shape of {work.dataset}"
-    else:
-        what = work.dataset
+        data, what = _noise(work), f"noise in the shape of {what}"
     count = min(work.samples, len(data))
     kept = TensorExamples(data.images[:count], data.labels[:count], mean=data.mean, std=data.std)
     return kept.to(work.device), f"{count:,} images of {what}"
@@ -154,47 +127,3 @@ class Bench:
     def a_class_of_all(self) -> list[DeletionRequest]:
         """Return requests of all clients for one class, so that each takes the complete step."""
         return removal.requests_for_class(self._partition, 0)
-
-
-def measure_training(
-    work: Workload, data: TensorExamples, plain: Callable[[], float], tell: Tell
-) -> dict[str, Measured]:
-    """Return the images a second of all candidates.
-
-    ``plain`` takes a turn of the plain loop and returns its images a second.
-    """
-    measured = {"plain loop": Measured()}
-    benches: dict[str, Bench] = {}
-    for clients in work.clients:
-        name = f"engine, {clients} clients"
-        begin = time.perf_counter()
-        benches[name] = Bench(work, data, clients)
-        benches[name].train()
-        measured[name] = Measured(preparation=time.perf_counter() - begin)
-        tell(f"{name}: warm-up")
-    for turn in range(1, work.turns + 1):
-        for name, bench in benches.items():
-            measured["plain loop"].turns.append(plain())
-            measured[name].turns.append(bench.rate())
-            tell(f"{name}: turn {turn}")
-    return measured
-
-
-def measure_unlearning(work: Workload, data: TensorExamples, tell: Tell) -> dict[str, Measured]:
-    """Return the seconds of first and of later rounds of both methods, and Goldfish's rate.
-
-    Seconds: one client removes a quarter of its samples. Rate: all clients remove a class.
-    """
-    bench = Bench(work, data, work.clients[0])
-    trained = bench.train()
-    measured: dict[str, Measured] = defaultdict(Measured)
-    for turn in range(1, work.turns + 1):
-        for method in ("retrain", "goldfish"):
-            first, *later = bench.unlearning(trained, method, bench.samples_of_one_client())
-            measured[f"{method}: first round"].turns.append(first.seconds)
-            measured[f"{method}: later round"].turns.extend(cost.seconds for cost in later)
-            tell(f"{method}: turn {turn}")
-        _, *later = bench.unlearning(trained, "goldfish", bench.a_class_of_all())
-        measured["goldfish: rate"].turns.extend(cost.samples / cost.seconds for cost in later)
-        tell(f"complete Goldfish step: turn {turn}")
-    return measured

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from goldfish.audits import (
-    Attack,
-    Audit,
-    Difference,
-    Distances,
-    QuickAudit,
-    Rate,
-    Relearning,
-)
+from goldfish.audits import Attack, Audit, Difference, Distances, QuickAudit, Rate, Relearning
 from goldfish.report.charts import Chart, Line, Scale, Strips
 from goldfish.report.formatting import BRIEF, NOTHING, brief_gap, count, percent, plural, signed
-from goldfish.report.summary import Table
+from goldfish.report.summary import Table, table_of
 from goldfish.results import MARGINS, ORIGIN, Result
 
 ORACLES = "oracles"
@@ -59,7 +51,7 @@ def _shifts(audit: Audit) -> Evidence:
     }
     ends = [value for values in (*rows.values(), *means.values()) for value in values]
     reach = 1.05 * max(audit.band, *map(abs, ends))
-    axis = Scale(-reach, reach, "memory, in standard deviations", _mark, _mark)
+    axis = Scale(-reach, reach, "memory, in standard deviations")
     chart = Strips("Margins on removed samples against the oracles", rows, axis, audit.band, means)
     return Evidence(
         chart,
@@ -67,11 +59,12 @@ def _shifts(audit: Audit) -> Evidence:
         "models, beyond what unseen samples show: right of 0 a memory, left of it too much "
         "forgetting. Shaded: where 99 % of single retrained models would lie. The verdict is about "
         "the mean (upright stroke): the line, its 99 % interval, must leave out 0.",
-        _columns(audit_table(audit), ("memory", "accuracy", "distance", "KLoM")),
+        audit_table(audit, with_attacks=False),
     )
 
 
 def _rates(audit: Audit) -> Evidence:
+    attacks = _attacks(audit)
     lines = [
         Line(
             name,
@@ -79,9 +72,9 @@ def _rates(audit: Audit) -> Evidence:
             [max(true, LOWEST_RATE) for false, true in attack.roc if false >= LOWEST_RATE],
             said=f"{100 * attack.at_1_percent.rate:.1f}",
         )
-        for name, attack in _attacks(audit).items()
+        for name, attack in attacks.items()
     ]
-    y = Scale(LOWEST_RATE, 1.0, "", _share_mark, _share_mark, log=True)
+    y = Scale(LOWEST_RATE, 1.0, "", lambda v: f"{100 * v:g} %", log=True)
     x = replace(
         y, label="false positive rate in percent", mark=lambda v: f"{100 * v:g}" if v < 1 else ""
     )
@@ -92,7 +85,14 @@ def _rates(audit: Audit) -> Evidence:
         "unlearned; both axes are logarithmic. On the dashed line it guesses; a curve above it at "
         "the left finds some samples for sure. Beside each name: the rate at 1 % false positives, "
         "in percent.",
-        attack_table(audit),
+        table_of(
+            attacks,
+            [
+                ("at 1 %", [rate(attack.at_1_percent) for attack in attacks.values()]),
+                ("at 0.1 %", [rate(attack.at_01_percent) for attack in attacks.values()]),
+                ("epsilon", [epsilon(attack) for attack in attacks.values()]),
+            ],
+        ),
     )
 
 
@@ -102,15 +102,15 @@ def _attacks(audit: Audit) -> dict[str, Attack]:
 
 def _membership(audit: Audit) -> Evidence:
     found = {name: own.membership for name, own in audit.quick.items() if own.membership}
-    axis = Scale(0.0, 1.0, "share of pairs of a removed and an unseen sample", _mark, _mark)
+    axis = Scale(0.0, 1.0, "share of pairs of a removed and an unseen sample")
     rows = {name: [own.rate] for name, own in found.items()}
     means = {name: (own.rate, own.low, own.high) for name, own in found.items()}
     return Evidence(
         Strips("Membership attack", rows, axis, means=means),
         "How often a removed sample has a larger margin than an unseen one of its class, in the "
         "run's one model of each method; 0.5 is chance. The line is the 95 % interval.",
-        _table(
-            list(audit.quick),
+        table_of(
+            audit.quick,
             [("membership attack", [share(own.membership) for own in audit.quick.values()])],
         ),
     )
@@ -124,7 +124,7 @@ def _relearning(audit: Audit) -> Evidence:
             name,
             list(range(len(curve))),
             [max(loss, LOWEST_LOSS) for loss in curve],
-            said=_steps(len(curve), statistics.median_high(_counted(found[name]))),
+            said=_steps(found[name], statistics.median_high),
         )
         for name, curve in curves.items()
         if name != ORIGIN
@@ -132,11 +132,9 @@ def _relearning(audit: Audit) -> Evidence:
     losses = [loss for line in lines for loss in line.values]
     target = curves[ORIGIN][0] + MARGINS.memory if ORIGIN in curves else None
     losses += [] if target is None else [target]
-    ends = (min(losses) / 1.3, max(losses) * 1.3)
-    y = Scale(*ends, "", "{:g}".format, "{:.3f}".format, log=True)
+    y = Scale(min(losses) / 1.3, max(losses) * 1.3, "", value="{:.3f}".format, log=True)
     steps = len(next(iter(curves.values()))) - 1
-    whole = "{:.0f}".format
-    x = Scale(0, steps, "steps on the removed samples", whole, whole, whole=True)
+    x = Scale(0, steps, "steps on the removed samples", whole=True)
     title = f"Relearning: mean loss on {plural(audit.relearned, 'removed sample')}"
     return Evidence(
         Chart(title, lines, x, y, target, reference_name="fits again:"),
@@ -146,8 +144,8 @@ def _relearning(audit: Audit) -> Evidence:
         "retrain. In the table: after how many steps; beside each name: the median of the orders. "
         "Membership attack: how often a removed sample has a larger margin than an unseen one of "
         "its class; 0.5 is chance.",
-        _table(
-            list(audit.quick),
+        table_of(
+            audit.quick,
             [
                 ("steps to relearn", [relearned(own.relearning) for own in audit.quick.values()]),
                 ("membership attack", [share(own.membership) for own in audit.quick.values()]),
@@ -158,37 +156,39 @@ def _relearning(audit: Audit) -> Evidence:
 
 
 def _harm(audit: Audit) -> Evidence:
+    harmed = {name: own.harm.clients for name, own in audit.quick.items() if own.harm is not None}
     rows = {
-        name: [client.after - client.before for client in own.harm.clients.values()]
-        for name, own in audit.quick.items()
-        if own.harm is not None
+        name: [client.after - client.before for client in clients.values()]
+        for name, clients in harmed.items()
     }
     reach = 1.1 * max(1.0, *(abs(value) for values in rows.values() for value in values))
-    axis = Scale(-reach, reach, "points of accuracy, after minus before", _mark, _mark)
+    axis = Scale(-reach, reach, "points of accuracy, after minus before")
+    first = next(iter(harmed.values()))
+    lost = {
+        client: min(clients[client].after - was.before for clients in harmed.values())
+        for client, was in first.items()
+    }
+    worst = sorted(lost, key=lost.__getitem__)[:MAX_CLIENTS]
+    cells = [
+        [
+            client,
+            count(was.samples),
+            percent(was.before),
+            *(
+                f"{percent(now)}\n{signed(now - was.before, 1)}"
+                for now in (clients[client].after for clients in harmed.values())
+            ),
+        ]
+        for client, was in first.items()
+        if client in worst
+    ]
     return Evidence(
         Strips("Harm: accuracy on the remaining samples of each client", rows, axis),
         "Each dot is a client that remains: left of 0 its own samples are recognised less often "
         "than by origin. The table has the percentages and, below, the change in points; of many "
         f"clients the {MAX_CLIENTS} that lost most. Accuracy by class is further down.",
-        harm_table(audit),
+        (["client", "samples", ORIGIN, *harmed], cells),
     )
-
-
-def _mark(value: float) -> str:
-    return f"{value:g}".replace("-", "−")
-
-
-def _share_mark(value: float) -> str:
-    return f"{100 * value:g} %"
-
-
-def _columns(table: Table, begin: Sequence[str]) -> Table:
-    """Return the first column, and those whose headings begin with one of the words."""
-    headings, rows = table
-    kept = [i for i, head in enumerate(headings) if i == 0 or head.startswith(tuple(begin))]
-    return [headings[i] for i in kept], [
-        [row[i] for i in kept] for row in rows if any(row[i] for i in kept[1:])
-    ]
 
 
 def quick_table(audit: Audit, result: Result) -> Table:
@@ -207,70 +207,28 @@ def quick_table(audit: Audit, result: Result) -> Table:
         ("canaries\nknown", [canaries(own) for own in audit.quick.values()]),
         ("steps to\nrelearn", [relearned(own.relearning) for own in audit.quick.values()]),
     ]
-    return _table(list(audit.quick), columns)
+    return table_of(audit.quick, columns)
 
 
-def audit_table(audit: Audit) -> Table:
+def audit_table(audit: Audit, *, with_attacks: bool = True) -> Table:
     """Return what the many models of each method show beside the oracles."""
-    own = list(audit.methods.values())
-    noise = [audit.noise] if audit.noise else []
-    none = ["" for _ in noise]
+    own = audit.methods.values()
+    attacks = _attacks(audit).values() if with_attacks else ()
+    apart = [*(method.distances for method in own), audit.noise]
+    binned = [*(method.klom for method in own), audit.noise_klom]
     columns = [
-        ("memory", [difference(method.memory) for method in own] + none),
-        ("accuracy,\npoints", [difference(method.accuracy) for method in own] + none),
-        (
-            "distance:\nremoved / unseen",
-            [distances(d) for d in (*(m.distances for m in own), *noise)],
-        ),
-        ("KLoM", [distances(m.klom) for m in own] + [distances(audit.noise_klom)] * len(none)),
+        ("memory", [difference(method.memory) for method in own]),
+        ("accuracy,\npoints", [difference(method.accuracy) for method in own]),
+        ("distance:\nremoved / unseen", [distances(found) for found in apart]),
+        ("KLoM", [distances(found) for found in binned]),
+        ("attack at\n1 %", [percent(100 * attack.at_1_percent.rate) for attack in attacks]),
     ]
-    attacks = _attacks(audit).values()
-    if attacks:
-        rates = [percent(100 * attack.at_1_percent.rate) for attack in attacks]
-        columns.append(("attack at\n1 %", rates + none))
     if any(attack.epsilon for attack in attacks):
         rates = [percent(100 * attack.at_01_percent.rate) for attack in attacks]
-        columns.append(("at\n0.1 %", rates + none))
-        columns.append(("epsilon", [epsilon(attack) for attack in attacks] + none))
-    return _table([*audit.methods, *([ORACLES] if none else [])], columns)
-
-
-def attack_table(audit: Audit) -> Table:
-    """Return how much the attack finds, with 95 % intervals."""
-    attacks = _attacks(audit).values()
-    columns = [
-        ("at 1 %", [rate(attack.at_1_percent) for attack in attacks]),
-        ("at 0.1 %", [rate(attack.at_01_percent) for attack in attacks]),
-        ("epsilon", [epsilon(attack) for attack in attacks]),
-    ]
-    return _table(list(_attacks(audit)), columns)
-
-
-def harm_table(audit: Audit) -> Table:
-    """Return each remaining client's accuracy before, and after each method."""
-    harmed = {name: own.harm for name, own in audit.quick.items() if own.harm is not None}
-    first = next(iter(harmed.values()), None)
-    if first is None:
-        return [], []
-    lost = {
-        client: min(own.clients[client].after - was.before for own in harmed.values())
-        for client, was in first.clients.items()
-    }
-    worst = set(sorted(lost, key=lost.__getitem__)[:MAX_CLIENTS])
-    shown = [client for client in lost if client in worst]
-    rows = [
-        [
-            client,
-            count(was.samples),
-            percent(was.before),
-            *(
-                f"{percent(now)}\n{signed(now - was.before, 1)}"
-                for now in (own.clients[client].after for own in harmed.values())
-            ),
-        ]
-        for client, was in ((client, first.clients[client]) for client in shown)
-    ]
-    return ["client", "samples", ORIGIN, *harmed], rows
+        columns += [("at\n0.1 %", rates), ("epsilon", [epsilon(attack) for attack in attacks])]
+    # The row of the oracles, which have distances alone.
+    names = [*audit.methods, *([ORACLES] if audit.noise else [])]
+    return table_of(names, [(heading, [*cells, ""]) for heading, cells in columns])
 
 
 def affected_table(audit: Audit) -> Table:
@@ -332,17 +290,14 @@ def relearned(found: Relearning | None) -> str:
     """
     if found is None:
         return NOTHING
-    steps, last = _counted(found), len(found.curve)
-    return " to ".join(dict.fromkeys(_steps(last, step) for step in (min(steps), max(steps))))
+    return " to ".join(dict.fromkeys(_steps(found, end) for end in (min, max)))
 
 
-def _counted(found: Relearning) -> list[int]:
-    """Return the steps of each order; one more than were taken where they were not enough."""
-    return [len(found.curve) if step is None else step for step in found.steps]
-
-
-def _steps(last: int, step: int) -> str:
-    return f">{last - 1}" if step == last else str(step)
+def _steps(found: Relearning, pick: Callable[[list[int]], int]) -> str:
+    """Format the steps of one of the orders; more than were taken where those were not enough."""
+    last = len(found.curve)
+    picked = pick([last if step is None else step for step in found.steps])
+    return f">{last - 1}" if picked == last else str(picked)
 
 
 def difference(found: Difference | None) -> str:
@@ -360,10 +315,3 @@ def epsilon(attack: Attack) -> str:
     if attack.epsilon is None:
         return NOTHING
     return "∞" if attack.epsilon.median is None else f"{attack.epsilon.median:.2f}"
-
-
-def _table(names: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
-    """Return the columns that have something to show."""
-    filled = [(heading, cells) for heading, cells in columns if set(cells) - {NOTHING, ""}]
-    rows = [[name, *(cells[i] for _, cells in filled)] for i, name in enumerate(names)]
-    return ["method", *(heading for heading, _ in filled)], rows

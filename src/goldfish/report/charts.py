@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from goldfish.report.formatting import count, gap, wilson
@@ -54,6 +54,11 @@ WIDE = 20.0
 """Times whose longest is more than so many times the shortest stand on a logarithmic axis."""
 
 
+def plain(value: float) -> str:
+    """Write a number on an axis."""
+    return f"{value:g}".replace("-", "−")
+
+
 @dataclass(frozen=True)
 class Scale:
     """One axis."""
@@ -61,9 +66,9 @@ class Scale:
     low: float
     high: float
     label: str
-    mark: Callable[[float], str]
+    mark: Callable[[float], str] = plain
     """How a mark on the axis is written."""
-    value: Callable[[float], str]
+    value: Callable[[float], str] = plain
     """How a value is written at the end of its line."""
     log: bool = False
     whole: bool = False
@@ -137,7 +142,7 @@ class Strips:
 
 def charts(result: Result) -> Iterator[Chart]:
     """Return every chart that the run has numbers for."""
-    origin, later = result.methods.get(ORIGIN), moments(result)
+    later = moments(result)
     leading = [name for name in (result.subject, YARDSTICK) if name is not None]
     for metric in METRICS:
         lines = course(result, metric) if metric.chart else []
@@ -146,14 +151,11 @@ def charts(result: Result) -> Iterator[Chart]:
         first = metric is ACCURACY
         images = getattr(result.test_images, metric.images) if metric.images else 0
         of = f" ({count(images)} images)" if images else ""
-        reference = None if origin is None else metric.of(origin)
+        reference, ends = metric.of(result.origin), metric.of(result.retrain)
         x = rounds_axis([at for line in lines for at in line.at])
         y = value_axis(metric, _heights(lines, reference, LATE if first else 1.0))
-        ends = metric.of(result.retrain)
-        known = images > 0 and ends is not None and not result.seeds
-        interval = wilson(ends, images) if known and ends is not None else None
-        title = f"{metric.name}{of}"
-        yield Chart(title, lines, x, y, reference, later, leading, interval)
+        interval = None if ends is None or not images or result.seeds else wilson(ends, images)
+        yield Chart(f"{metric.name}{of}", lines, x, y, reference, later, leading, interval)
         if first:
             lines = course_of_time(result)
             length, unit = time_unit(max(line.at[-1] for line in lines))
@@ -236,8 +238,7 @@ def value_axis(metric: Metric, values: Sequence[float]) -> Scale:
     if metric.unit == "percent":
         low, high = limits([min(max(value, FULL[0]), FULL[1]) for value in values])
         return Scale(low, high, "", lambda v: f"{v:.0f} %", lambda v: f"{v:.1f}", whole=True)
-    low, high = gap_limits(values)
-    return Scale(low, high, "", lambda v: f"{v:g}".replace("-", "−"), gap)
+    return Scale(*gap_limits(values), "", value=gap)
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
@@ -270,7 +271,7 @@ def rounds_axis(values: Sequence[float]) -> Scale:
     """Return the axis of the rounds, with a margin."""
     low, high = min(values), max(values)
     pad = max(0.25, 0.02 * (high - low))
-    return Scale(low - pad, high + pad, "round", "{:.0f}".format, "{:.0f}".format, whole=True)
+    return Scale(low - pad, high + pad, "round", "{:.0f}".format, whole=True)
 
 
 def time_unit(longest: float) -> tuple[float, str]:
@@ -293,8 +294,7 @@ def time_axis(values: Sequence[float], unit: str) -> Scale:
     low, high = min(values), max(values)
     log = 0 < low < high / WIDE
     ends = (low / 1.2, high * 1.2) if log else (0.0, 1.04 * high or 1.0)
-    label = f"{unit}, logarithmic" if log else unit
-    return Scale(*ends, label, "{:g}".format, "{:g}".format, log)
+    return Scale(*ends, f"{unit}, logarithmic" if log else unit, log=log)
 
 
 def colours(methods: Sequence[str]) -> dict[str, int]:
@@ -304,10 +304,8 @@ def colours(methods: Sequence[str]) -> dict[str, int]:
     {'origin': 0, 'mine': 3, 'goldfish': 1, 'retrain': 2}
     """
     taken = {PLACES[name] for name in (ORIGIN, "goldfish", YARDSTICK, *methods) if name in PLACES}
-    free = [place for place in range(PALETTE_SIZE) if place not in taken]
-    new = [name for name in methods if name not in PLACES]
-    places = {name: free[i % len(free)] for i, name in enumerate(new)}
-    return {name: PLACES.get(name, places.get(name, 0)) for name in methods}
+    free = cycle([place for place in range(PALETTE_SIZE) if place not in taken])
+    return {name: PLACES[name] if name in PLACES else next(free, 0) for name in methods}
 
 
 def draw(chart: Chart | Strips, colour: Mapping[str, int]) -> str:
@@ -341,10 +339,17 @@ def svg(
 
 
 def _draw_together(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> None:
-    """Draw one line a method, labelled at its end, and origin's final value as a dashed line."""
+    """Draw one line a method, labelled right of the axes, and a dashed line as a reference."""
     height, size = 3.4, 10.0
     figure.set_size_inches(WIDTH, height)
-    longest = max(len(label) for _, _, label, _ in _ends(chart, colour))
+    ends = [
+        (line.at[-1], line.values[-1], _label(line, chart), colour[line.method])
+        for line in chart.lines
+    ]
+    if chart.reference is not None:
+        text = f"{chart.reference_name} {chart.y.value(chart.reference)}"
+        ends.insert(0, (chart.x.high, chart.reference, text, 0))
+    longest = max(len(label) for _, _, label, _ in ends)
     room = 0.84 - 0.0085 * size / WIDTH * longest
     axes = figure.add_axes((0.1, 0.46 / height, room, 1 - 0.74 / height))
     _set_scales(axes, chart)
@@ -360,7 +365,16 @@ def _draw_together(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> N
             ha="center",
             fontsize=8.5,
         )
-    _draw_labels(axes, chart, colour, gap=0.0165 * size / (height - 0.74))
+    places = [axes.transData.transform((x, y)) for x, y, _, _ in ends]
+    shares = [axes.transAxes.inverted().transform(place)[1] for place in places]
+    heights = apart(shares, 0.0165 * size / (height - 0.74), 0.0, 1.0)
+    look: dict[str, Any] = {"linewidth": 0.7, "linestyle": ":", "clip_on": False}
+    beside: dict[str, Any] = {"transform": axes.transAxes}
+    for (x, y, text, place), share, at in zip(ends, shares, heights, strict=True):
+        tone = _stand_in(place)
+        axes.plot([x, chart.x.high], [y, y], color=tone, **look)
+        axes.plot([1, 1.035], [share, at], color=tone, **look, **beside)
+        axes.text(1.045, at, text, color=tone, va="center", parse_math=False, **beside)
 
 
 def _draw_panels(figure: Figure, chart: Chart, colour: Mapping[str, int]) -> None:
@@ -427,19 +441,16 @@ def _set_axis(axes: Axes, which: Literal["x", "y"], scale: Scale, bins: int = 8)
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
-    margin = 0.0
+    margin = 0.0 if which == "x" or scale.log else 0.02 * (scale.high - scale.low)
     if scale.log:
-        (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+        axes.set(**{f"{which}scale": "log"})
         close = scale.high / scale.low < 200 and bins > 4
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if close else (1,), numticks=12))
         axis.set_minor_locator(NullLocator())
-    elif which == "y":
-        margin = 0.02 * (scale.high - scale.low)
-        steps = [1, 2, 5, 10]
-        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins, steps=steps))
     else:
-        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins))
-    (axes.set_xlim if which == "x" else axes.set_ylim)(scale.low - margin, scale.high + margin)
+        steps = None if which == "x" else [1, 2, 5, 10]
+        axis.set_major_locator(MaxNLocator(integer=scale.whole, nbins=bins, steps=steps))
+    axes.set(**{f"{which}lim": (scale.low - margin, scale.high + margin)})
     axis.set_major_formatter(FuncFormatter(lambda value, _: scale.mark(value)))
 
 
@@ -488,17 +499,6 @@ def _draw(axes: Axes, chart: Chart, colour: Mapping[str, int]) -> None:
             axes.plot(line.at[-1:], line.values[-1:], marker="x", markersize=10, mew=2, **look)
 
 
-def _ends(chart: Chart, colour: Mapping[str, int]) -> list[tuple[float, float, str, int]]:
-    """Return x, y, text and place in the palette of each label."""
-    found = []
-    if chart.reference is not None:
-        text = f"{chart.reference_name} {chart.y.value(chart.reference)}"
-        found.append((chart.x.high, chart.reference, text, 0))
-    for line in chart.lines:
-        found.append((line.at[-1], line.values[-1], _label(line, chart), colour[line.method]))
-    return found
-
-
 def _short(name: str) -> str:
     return name if len(name) <= LABEL else f"{name[: LABEL - 1]}…"
 
@@ -508,21 +508,6 @@ def _label(line: Line, chart: Chart) -> str:
     if line.diverged:
         return f"{name}, diverged"
     return f"{name} {line.said or chart.y.value(line.values[-1])}"
-
-
-def _draw_labels(axes: Axes, chart: Chart, colour: Mapping[str, int], gap: float) -> None:
-    """Write the labels right of the axes, at least ``gap`` of their height apart."""
-    ends = _ends(chart, colour)
-    places = [axes.transData.transform((x, y)) for x, y, _, _ in ends]
-    shares = [axes.transAxes.inverted().transform(place)[1] for place in places]
-    look: dict[str, Any] = {"linewidth": 0.7, "linestyle": ":", "clip_on": False}
-    beside: dict[str, Any] = {"transform": axes.transAxes}
-    heights = apart(shares, gap, 0.0, 1.0)
-    for (x, y, text, place), share, height in zip(ends, shares, heights, strict=True):
-        tone = _stand_in(place)
-        axes.plot([x, chart.x.high], [y, y], color=tone, **look)
-        axes.plot([1, 1.035], [share, height], color=tone, **look, **beside)
-        axes.text(1.045, height, text, color=tone, va="center", parse_math=False, **beside)
 
 
 def apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:

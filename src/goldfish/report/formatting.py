@@ -40,17 +40,6 @@ def wilson(percentage: float, count: int) -> tuple[float, float]:
     return 100 * max(middle - half, 0.0), 100 * min(middle + half, 1.0)
 
 
-def change(value: float | None, unit: Unit) -> str:
-    """Format a difference of two percentages, in points, or of two memory gaps.
-
-    >>> change(0.42, "percent"), change(-1, "percent"), change(-0.01, "percent"), change(0.5, "gap")
-    ('+0.4', '−1.0', '0.0', '+0.500')
-    """
-    if value is None:
-        return NOTHING
-    return signed(value, 1 if unit == "percent" else 3)
-
-
 def decimal(value: float | None, std: float | None = None) -> str:
     """Format a plain number with three figures, at most four of them after the point.
 
@@ -84,6 +73,8 @@ def signed(value: float, digits: int) -> str:
 
     >>> signed(0.123, 2), signed(-1.04, 1), signed(-0.001, 2)
     ('+0.12', '−1.0', '0.00')
+    >>> signed(0.42, 1), signed(-1, 1), signed(-0.01, 1), signed(0.5, 3)
+    ('+0.4', '−1.0', '0.0', '+0.500')
     """
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")

@@ -61,10 +61,6 @@ def render(run: Run, audit: Audit | None = None) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    def drawn(one: Any, colour: Mapping[str, int]) -> tuple[Any, str]:
-        # Every text in it is escaped by Matplotlib.
-        return one, Markup(draw(one.chart, colour))  # noqa: S704
-
     here, result = files("goldfish.report"), run.result
     page = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -72,22 +68,21 @@ def render(run: Run, audit: Audit | None = None) -> str:
     page.filters["percent"] = percent
     page.filters["unbroken"] = lambda text: text.replace(" %", f"{UNBROKEN}%")
     config, colour = dict(flat(result.config)), colours(list(result.methods))
+    # Ours, with every text in it escaped by Matplotlib: beside the style, the only markup let in.
+    page.filters["drawn"] = lambda chart: Markup(draw(chart, colour))  # noqa: S704
     lines = {line.method for line in course(result, ACCURACY)}
-    all_charts = list(charts(result))
     diverged = [name for name, method in result.methods.items() if method.diverged]
     template = page.from_string(here.joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
-        # Ours, with every text in it escaped by Matplotlib: the only markup let through.
         css=Markup(here.joinpath("page.css").read_text(encoding="utf-8")),  # noqa: S704
-        charts=[(chart, Markup(draw(chart, colour))) for chart in all_charts],  # noqa: S704
-        panels=any(chart.panels for chart in all_charts),
+        charts=list(charts(result)),
         result=result,
         subject=", ".join(config[key] for key in ("data.name", "model.name") if key in config),
         headline=headline(result, audit),
         audit=audit,
-        evidence=[] if audit is None else [drawn(one, colour) for one in evidence(audit)],
-        audit_counts="" if audit is None else audit_counts(audit),
-        affected=([], []) if audit is None else affected_table(audit),
+        evidence=evidence,
+        audit_counts=audit_counts,
+        affected_table=affected_table,
         audit_status=AUDIT_STATUS,
         facts=facts(result, config),
         table=main_table(result),
@@ -152,8 +147,8 @@ def _methods(result: Result, config: Mapping[str, str]) -> str:
     names = ", ".join(name for name in result.methods if name != ORIGIN)
     last = " after the last deletion" if moments(result) else ""
     limit = f"at most {plural(int(config.get('unlearning.rounds', 0)), 'round')} each{last}"
-    how = [text for text in (limit, _settings("unlearning", config)) if text]
-    return f"{names}; {', '.join(how)}" if names else ""
+    more = _settings("unlearning", config)
+    return f"{names}; {limit}{more and f', {more}'}" if names else ""
 
 
 def _federation(result: Result, config: Mapping[str, str]) -> str:
@@ -196,9 +191,9 @@ def own_trainings(result: Result) -> dict[str, str]:
     for name, method in result.methods.items():
         if method.training is not None:
             final = method.training.final
-            scores = {"accuracy": final.accuracy, "backdoor success": final.backdoor_success}
-            known = [f"{what} {percent(v)}" for what, v in scores.items() if v is not None]
-            found[name] = ", ".join(known)
+            found[name] = f"accuracy {percent(final.accuracy)}"
+            if final.backdoor_success is not None:
+                found[name] += f", backdoor success {percent(final.backdoor_success)}"
     return found
 
 
@@ -276,8 +271,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
     """
     for key, value in values.items():
         if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-            yield from flat({str(i): item for i, item in enumerate(value, 1)}, f"{prefix}{key}.")
-        elif isinstance(value, Mapping):
+            value = {str(i): item for i, item in enumerate(value, 1)}
+        if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         elif isinstance(value, list):
             yield f"{prefix}{key}", ", ".join(map(str, value))

@@ -18,7 +18,6 @@ from goldfish.experiments.reproduce import (
     VALUES,
     About,
     Claim,
-    Planner,
     Preset,
     Value,
     from_csv,
@@ -101,8 +100,14 @@ class Judged(NamedTuple):
 def judge(preset: Preset, numbers: Numbers) -> list[Judged]:
     """Judge every claim of a preset by the means over the seeds."""
     judged = [judge_claim(claim, numbers) for claim in preset.claims]
-    if preset.planner is not None:
-        judged.append(_judge_plan(preset.planner, planned_shards(preset, numbers)))
+    if (planner := preset.planner) is not None:
+        chosen = planned_shards(preset, numbers)
+        expected = listing([str(shards) for shards in planner.expected])
+        text = f"{expected} shards are a good balance (what the shard planner chooses)"
+        prices = f"c1 = {planner.round_benefit:g}, c2 = {planner.accuracy_cost:g}"
+        held: Held = "holds" if chosen in planner.expected else "does not hold"
+        detail = f"the planner chooses {chosen} ({prices})"
+        judged.append(Judged(text, held, detail) if chosen else Judged(text, "not measured", ""))
     return judged
 
 
@@ -122,13 +127,15 @@ def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
             if own is None or other is None:
                 missed[x] = (math.inf, f"{x:g} (no value)")
                 continue
-            gain = _gain(claim, own.mean - other.mean)
+            apart = own.mean - other.mean
+            # By how much it is on the side that the claim says.
+            gain = {"higher": apart, "lower": -apart, "alike": -abs(apart)}[claim.holds]
             strict = name in claim.than and name != "paper" and claim.holds != "alike"
             if gain < -claim.margin or (strict and gain == claim.margin == 0):
                 text = f"{x:g} ({number(own.mean)} against {number(other.mean)} of {name})"
                 missed[x] = max(missed.get(x, (0.0, "")), (-gain, text))
             spread = math.hypot(own.std or 0.0, other.std or 0.0)
-            close += 0 < spread >= abs(own.mean - other.mean) and claim.holds != "alike"
+            close += 0 < spread >= abs(apart) and claim.holds != "alike"
     if not rows:
         return Judged(claim.text, "not measured", "")
     detail = f"at {len(rows) - len(missed)} of {len(rows)} rows"
@@ -148,13 +155,6 @@ def _others(claim: Claim, numbers: Numbers, x: float) -> dict[str, Mean | None]:
     if "paper" in others:
         others["paper"] = numbers.paper.get((x, claim.subject, claim.metric))
     return others
-
-
-def _gain(claim: Claim, difference: float) -> float:
-    """Return by how much a difference is on the side that the claim says."""
-    if claim.holds == "alike":
-        return -abs(difference)
-    return difference if claim.holds == "higher" else -difference
 
 
 def planned_shards(preset: Preset, numbers: Numbers) -> int | None:
@@ -177,25 +177,16 @@ def planned_shards(preset: Preset, numbers: Numbers) -> int | None:
     return plan_shards(options, preset.planner.round_benefit, preset.planner.accuracy_cost).shards
 
 
-def _judge_plan(planner: Planner, chosen: int | None) -> Judged:
-    expected = listing([str(shards) for shards in planner.expected])
-    text = f"{expected} shards are a good balance (what the shard planner chooses)"
-    if chosen is None:
-        return Judged(text, "not measured", "")
-    prices = f"c1 = {planner.round_benefit:g}, c2 = {planner.accuracy_cost:g}"
-    held: Held = "holds" if chosen in planner.expected else "does not hold"
-    return Judged(text, held, f"the planner chooses {chosen} ({prices})")
-
-
-def number(value: float) -> str:
+def number(value: float, like: float | None = None) -> str:
     """Format a number with about three figures; percentages have two after the point.
+
+    A deviation is written ``like`` its mean.
 
     >>> number(95.123), number(0.00214), number(0.0), number(18_700_000.0)
     ('95.12', '0.00214', '0', '1.87e+07')
     """
-    if 1 <= abs(value) < 100_000:
-        return f"{value:.2f}"
-    return f"{value:.3g}"
+    size = abs(value if like is None else like)
+    return f"{value:{'.2f' if 1 <= size < 100_000 else '.3g'}}"
 
 
 def cell_text(ours: Mean | None, paper: Mean | None) -> str:
@@ -204,12 +195,9 @@ def cell_text(ours: Mean | None, paper: Mean | None) -> str:
     >>> cell_text(Mean(95.123, 0.2), Mean(95.06, None)), cell_text(Mean(0.31, None), None)
     ('95.12 ± 0.20 (95.06)', '0.31')
     """
-    text = NOTHING
-    if ours is not None:
-        digits = 2 if 1 <= abs(ours.mean) < 100_000 else 3
-        std = ours.std
-        spread = "" if std is None else f" ± {std:.{digits}{'f' if digits == 2 else 'g'}}"
-        text = f"{number(ours.mean)}{spread}"
+    text = NOTHING if ours is None else number(ours.mean)
+    if ours is not None and ours.std is not None:
+        text += f" ± {number(ours.std, like=ours.mean)}"
     return text if paper is None else f"{text} ({number(paper.mean)})"
 
 
@@ -229,7 +217,6 @@ def page(
     preset: Preset, numbers: Numbers, judged: Sequence[Judged], about: About, remarks: str = ""
 ) -> str:
     """Return the page, in Markdown: what was run, the claims, the numbers."""
-    seeds = ", ".join(map(str, about.seeds))
     shows = textwrap.fill(preset.shows, WIDTH)
     lines = [f"# {preset.name}: {preset.title}", "", shows, ""]
     if not about.complete:
@@ -237,7 +224,7 @@ def page(
     lines += [
         f"- Command: `{about.command}`",
         f"- Finished {about.date} on {'; '.join(about.machines)}",
-        f"- Seeds: {seeds}; ± is one standard deviation over them",
+        f"- Seeds: {', '.join(map(str, about.seeds))}; ± is one standard deviation over them",
         f"- Every value: [{VALUES}]({VALUES})",
         *(f"- {note}" for note in about.notes),
         "",
@@ -294,7 +281,7 @@ def plot(preset: Preset, numbers: Numbers) -> str:
 def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
     chosen = planned_shards(preset, numbers)
     for place, series in enumerate(preset.series):
-        look: dict[str, Any] = {"color": f"C{place}", "markersize": 4, "capsize": 2}
+        tone = f"C{place}"
         marked = chosen is not None and series.set.get("training.shards") == chosen
         course = {x: n for (x, s, m), n in numbers.ours.items() if (s, m) == (series.name, metric)}
         if preset.error and metric == "accuracy":
@@ -310,13 +297,14 @@ def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
                 elinewidth=0.8,
                 linewidth=3.0 if marked else 1.5,
                 label=f"{series.name} (planner's choice)" if marked else series.name,
-                **look,
+                color=tone,
+                markersize=4,
+                capsize=2,
             )
         told = {x: n for (x, s, m), n in numbers.paper.items() if (s, m) == (series.name, metric)}
         if told:
-            values = [n.mean for n in told.values()]
-            label = f"{series.name}, paper"
-            axes.plot(list(told), values, linestyle=DASH, color=look["color"], label=label)
+            values, label = [n.mean for n in told.values()], f"{series.name}, paper"
+            axes.plot(list(told), values, linestyle=DASH, color=tone, label=label)
     if preset.x.training:
         axes.axvline(preset.base["training"]["rounds"], color="red", linestyle=DOTS)
     if preset.x.setting is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from goldfish.report.formatting import BRIEF, FORMS, NOTHING, change, count, gap, p_value, wilson
+from goldfish.report.formatting import BRIEF, FORMS, NOTHING, count, gap, p_value, signed, wilson
 from goldfish.report.verdict import by_seed, reached, verdicts
 from goldfish.results import (
     ACCURACY,
@@ -33,13 +33,13 @@ def main_table(result: Result) -> Table:
     scores = sum(metric.unit == "percent" for metric in METRICS if metric.main)
     versus = ("vs retrain, points", [_changes(name, result) for name in result.methods])
     verdict = ("verdict", [judged.get(name, NOTHING) for name in result.methods])
-    return _table(result, [verdict, *main[:scores], versus, *main[scores:]])
+    return table_of(result.methods, [verdict, *main[:scores], versus, *main[scores:]])
 
 
 def more_table(result: Result) -> Table:
     """Return the other numbers of the methods, for the page."""
     rest = [metric for metric in METRICS if not metric.main and is_shown(metric, result)]
-    return _table(result, [_column(metric, result) for metric in rest])
+    return table_of(result.methods, [_column(metric, result) for metric in rest])
 
 
 def is_shown(metric: Metric, result: Result) -> bool:
@@ -50,12 +50,10 @@ def is_shown(metric: Metric, result: Result) -> bool:
 
 def short_table(result: Result) -> Table:
     """Return what a terminal of 80 characters has room for, with headings on two lines."""
-    columns = [
-        (metric.short, [_brief(metric, method) for method in result.methods.values()])
-        for metric in METRICS
-        if metric.short
-    ]
-    return _table(result, columns)
+    shown = [metric for metric in METRICS if metric.short]
+    own = result.methods.values()
+    columns = [(metric.short, [_brief(metric, method) for method in own]) for metric in shown]
+    return table_of(result.methods, columns)
 
 
 def seeds_table(result: Result) -> Table:
@@ -63,7 +61,7 @@ def seeds_table(result: Result) -> Table:
     others = [name for name in result.methods if name != YARDSTICK and result.methods[name].spread]
     headings, columns = ["method"], [others]
     for metric in METRICS:
-        differences = [change(_change(metric, name, result), metric.unit) for name in others]
+        differences = [_change(metric, name, result) for name in others]
         if metric.spread == "paired" and any(text != NOTHING for text in differences):
             spreads = [result.methods[name].spread[metric.key] for name in others]
             unit = ", points" if metric.unit == "percent" else ""
@@ -74,10 +72,10 @@ def seeds_table(result: Result) -> Table:
     )
 
 
-def _table(result: Result, columns: Iterable[tuple[str, Sequence[str]]]) -> Table:
+def table_of(names: Iterable[str], columns: Iterable[tuple[str, Sequence[str]]]) -> Table:
     """Return the methods and the columns that have something to show."""
-    filled = [(heading, cells) for heading, cells in columns if set(cells) != {NOTHING}]
-    rows = [[name, *(cells[i] for _, cells in filled)] for i, name in enumerate(result.methods)]
+    filled = [(heading, cells) for heading, cells in columns if set(cells) - {NOTHING, ""}]
+    rows = [[name, *(cells[i] for _, cells in filled)] for i, name in enumerate(names)]
     return ["method", *(heading for heading, _ in filled)], rows
 
 
@@ -117,15 +115,17 @@ def _brief(metric: Metric, method: MethodResult) -> str:
     return BRIEF[metric.unit](metric.of(method), method.std(metric.key))
 
 
-def _change(metric: Metric, name: str, result: Result) -> float | None:
-    """Return a method's difference to retrain; none for retrain, to which it says nothing."""
+def _change(metric: Metric, name: str, result: Result) -> str:
+    """Format a method's difference to retrain; none for retrain, to which it says nothing."""
     ours, theirs = metric.of(result.methods[name]), metric.of(result.retrain)
-    return None if ours is None or theirs is None or name == YARDSTICK else ours - theirs
+    if ours is None or theirs is None or name == YARDSTICK:
+        return NOTHING
+    return signed(ours - theirs, 1 if metric.unit == "percent" else 3)
 
 
 def _changes(name: str, result: Result) -> str:
     points = [m for m in METRICS if m.spread == "paired" and m.unit == "percent"]
-    texts = [change(_change(metric, name, result), metric.unit) for metric in points]
+    texts = [_change(metric, name, result) for metric in points]
     return " / ".join(text for text in texts if text != NOTHING) or NOTHING
 
 
@@ -167,7 +167,7 @@ def cost_bars(result: Result) -> list[Bars]:
             )
             for name, value in values.items()
         ]
-        before = [("training origin", metric.of(result.methods.get(ORIGIN, MethodResult())))]
+        before = [("training origin", metric.of(result.origin))]
         before += [
             (f"{name}’s own training", follow(method.training, metric.path))
             for name, method in methods.items()

@@ -30,7 +30,6 @@ from goldfish.results import (
     YARDSTICK,
     Final,
     Interval,
-    Margins,
     Memory,
     MethodResult,
     Metric,
@@ -54,6 +53,7 @@ MAX_SEEDS = 5
 """The numbers of more seeds than this are told by their lowest and their highest."""
 ABOUT = 1.05
 """Times that differ by less than this factor count as the same."""
+_Read: TypeAlias = Callable[[Final], float | None]
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,8 @@ class Verdict:
     short: str
     """The same in a word or two, for a table."""
     sentences: Sequence[str]
-
-
-@dataclass(frozen=True)
-class _Finding(Verdict):
-    """What one test says; the title of ``gone`` is made of the tests that say so."""
-
-    by: str
-    """The test, as in "gone, as far as ... can show"."""
+    by: str = ""
+    """The one test that says so; the title of what is gone names all of them."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +81,7 @@ class _Case:
     retrain: Final | None
     """None where there is none, and for retrain itself."""
 
-    def retrained(self, read: Callable[[Final], float | None]) -> float | None:
-        """Return a number of retrain's model, if there is one."""
-        return None if self.retrain is None else read(self.retrain)
-
-    def rates(self, read: Callable[[Final], float | None]) -> str:
+    def rates(self, read: _Read) -> str:
         """List how often the models say what is looked for anyway; empty where all hardly do."""
         models = {self.before_name: self.before, self.name: self.after, YARDSTICK: self.retrain}
         known = {
@@ -102,20 +92,6 @@ class _Case:
         if max(known.values(), default=0.0) < self.result.margins.noted:
             return ""
         return listing([f"{percent(rate)} ({name})" for name, rate in known.items()])
-
-    def by_retrain(self, read: Callable[[Final], float | None]) -> str:
-        """End the sentence on a percentage with what retraining gives."""
-        value = self.retrained(read)
-        if self.name == YARDSTICK:
-            return ". Retraining never sees the removed data: it is the yardstick itself."
-        if YARDSTICK not in self.result.methods:
-            return (
-                ". The run has no retrain, so what a model without the data would give is not "
-                "known."
-            )
-        if value is None:
-            return ". retrain gave no model to compare with."
-        return f"; retraining from scratch gives {percent(value)}."
 
 
 def verdicts(result: Result) -> dict[str, Verdict]:
@@ -151,7 +127,7 @@ def _before(name: str, result: Result) -> tuple[str, Final | None]:
     training = result.methods[name].training
     if training is not None:
         return f"{name}'s own training", training.final
-    return ORIGIN, result.methods.get(ORIGIN, MethodResult()).final
+    return ORIGIN, result.origin.final
 
 
 def _judge(name: str, result: Result) -> Verdict:
@@ -177,7 +153,7 @@ def _judge(name: str, result: Result) -> Verdict:
     return Verdict("kept", title, "not honoured", sentences)
 
 
-def _leading(found: Sequence[_Finding]) -> Verdict | None:
+def _leading(found: Sequence[Verdict]) -> Verdict | None:
     """Return the verdict that all findings give together: the worst of them leads."""
     if not found:
         return None
@@ -194,7 +170,7 @@ def _leading(found: Sequence[_Finding]) -> Verdict | None:
 
 def _with_collapse(case: _Case, verdict: Verdict) -> Verdict:
     """Take back a verdict where the model lost much of its accuracy."""
-    origin = case.result.methods.get(ORIGIN, MethodResult()).final
+    origin = case.result.origin.final
     base, name = (case.retrain, YARDSTICK) if case.retrain else (origin, ORIGIN)
     lost = 0.0 if base is None else base.accuracy - case.after.accuracy
     if lost <= case.result.margins.collapse:
@@ -211,54 +187,64 @@ def _with_collapse(case: _Case, verdict: Verdict) -> Verdict:
     )
 
 
-def _fall(case: _Case, what: str, was: float, now: float, left: float) -> str:
-    """Begin the sentence on a percentage that should have fallen."""
+def _fall(case: _Case, what: str, score: _Read, counted: _Read) -> tuple[Status, str, float] | None:
+    """Grade a score that should have fallen, by the share that is left of what counts of it.
+
+    Return a sentence too, and by how many points the test tells the model before from retrain, or
+    from 0; None where a model has no such score.
+    """
+    before, margins = case.before, case.result.margins
+    was, now = None if before is None else score(before), score(case.after)
+    if before is None or was is None or now is None:
+        return None
+    floor = 0.0 if case.retrain is None else counted(case.retrain) or 0.0
+    signal = (counted(before) or 0.0) - floor
+    left = ((counted(case.after) or 0.0) - floor) / signal if signal > 0 else 1.0
     both = f"{percent(was)} ({case.before_name}) to {percent(now)} ({case.name})"
     if percent(was) == percent(now):
-        return f"{what} did not fall: it is {percent(was)} in {case.before_name} and in {case.name}"
-    if now > was:
-        return f"{what} did not fall: it went from {both}"
-    return f"{what} fell {'only ' if left >= case.result.margins.kept else ''}from {both}"
+        same = f"it is {percent(was)} in {case.before_name} and in {case.name}"
+        sentence = f"{what} did not fall: {same}"
+    elif now > was:
+        sentence = f"{what} did not fall: it went from {both}"
+    else:
+        sentence = f"{what} fell {'only ' if left >= margins.kept else ''}from {both}"
+    theirs = None if case.retrain is None else score(case.retrain)
+    if case.name == YARDSTICK:
+        sentence += ". Retraining never sees the removed data: it is the yardstick itself."
+    elif YARDSTICK not in case.result.methods:
+        sentence += ". The run has no retrain, so what a model without the data would give is "
+        sentence += "not known."
+    elif theirs is None:
+        sentence += ". retrain gave no model to compare with."
+    else:
+        sentence += f"; retraining from scratch gives {percent(theirs)}."
+    status: Status = "kept" if left >= margins.kept else "partly" if left > margins.gone else "gone"
+    return ("unclear" if signal < margins.signal else status), sentence, signal
 
 
-def _left(after: float, before: float, floor: float | None) -> tuple[float, float]:
-    """Return by how much a test tells before from retrain, and which share of it is left."""
-    signal = before - (floor or 0.0)
-    return signal, (after - (floor or 0.0)) / signal if signal > 0 else 1.0
-
-
-def _graded(signal: float, left: float, margins: Margins) -> Status:
-    """Grade what is left of what a test found, if it found enough to tell."""
-    if signal < margins.signal:
-        return "unclear"
-    return "kept" if left >= margins.kept else "partly" if left > margins.gone else "gone"
-
-
-def _backdoor(case: _Case) -> _Finding | None:
-    before, after, margins = case.before, case.after, case.result.margins
-    if before is None or before.backdoor_success is None or after.backdoor_success is None:
+def _backdoor(case: _Case) -> Verdict | None:
+    score, counted = (lambda model: model.backdoor_success), (lambda model: model.trigger_adds)
+    fall = _fall(case, "Backdoor success", score, counted)
+    if fall is None:
         return None
-    by, floor = "the backdoor test", case.retrained(lambda model: model.trigger_adds)
-    signal, left = _left(after.trigger_adds or 0.0, before.trigger_adds or 0.0, floor)
-    moved = _fall(case, "Backdoor success", before.backdoor_success, after.backdoor_success, left)
-    sentences = [f"{moved}{case.by_retrain(lambda model: model.backdoor_success)}"]
+    status, sentence, signal = fall
+    by, sentences = "the backdoor test", [sentence]
     if rates := case.rates(lambda model: model.without_trigger):
         sentences.append(
             f"Without the trigger {rates} of the same images get the attacker's label: only what "
             "the trigger adds counts."
         )
-    status = _graded(signal, left, margins)
     if status == "unclear":
         sentences.append(
             "Before the deletion the trigger had hardly more effect than in a model without the "
             "data, so this test cannot tell whether the data is gone."
         )
-    elif signal < margins.weak:
+    elif signal < case.result.margins.weak:
         by = "a weak backdoor"
-        beyond = "0" if floor is None else "what it adds in retrain"
+        known = case.retrain is not None and case.retrain.trigger_adds is not None
         sentences.append(
-            f"Weak evidence: in {case.before_name} the trigger adds only {signal:.1f} points more "
-            f"than {beyond}."
+            f"Weak evidence: in {case.before_name} the trigger adds only {signal:.1f} points "
+            f"more than {'what it adds in retrain' if known else '0'}."
         )
     if status == "partly":
         sentences.append("Part of what the removed data taught is still there.")
@@ -268,7 +254,7 @@ def _backdoor(case: _Case) -> _Finding | None:
         "partly": ("Partly gone: some of the backdoor is left", "backdoor in part"),
         "gone": ("", "backdoor gone"),
     }[status]
-    return _Finding(status, title, short, sentences, by)
+    return Verdict(status, title, short, sentences, by)
 
 
 def removed_class_name(result: Result) -> str:
@@ -278,57 +264,55 @@ def removed_class_name(result: Result) -> str:
     return f"the removed {noun} {listing(found)}" if found else ""
 
 
-def _removed_class(case: _Case) -> _Finding | None:
-    before, after = case.before, case.after
-    was = None if before is None else before.removed_class_accuracy
-    now = after.removed_class_accuracy
-    if before is None or was is None or now is None:
-        return None
-    floor = case.retrained(lambda model: model.class_known)
-    signal, left = _left(after.class_known or 0.0, before.class_known or 0.0, floor)
+def _removed_class(case: _Case) -> Verdict | None:
     what, images = removed_class_name(case.result), case.result.test_images.removed_class
-    moved = _fall(case, f"Accuracy on {what} ({count(images)} test images)", was, now, left)
-    by = f"the accuracy on {what}"
-    sentences = [f"{moved}{case.by_retrain(lambda model: model.removed_class_accuracy)}"]
+    score, counted = (lambda model: model.removed_class_accuracy), (lambda model: model.class_known)
+    fall = _fall(case, f"Accuracy on {what} ({count(images)} test images)", score, counted)
+    if fall is None:
+        return None
+    status, sentence, _ = fall
+    sentences = [sentence]
     if rates := case.rates(lambda model: model.mistaken_for_removed):
         sentences.append(
             f"Of the images of other classes {rates} are taken for it too: that is subtracted."
         )
-    status = _graded(signal, left, case.result.margins)
     title, short = {
         "unclear": (f"No verdict: {case.before_name} hardly knew {what}", "no verdict"),
         "kept": (f"Not gone: {case.name} still knows {what}", "class known"),
         "partly": (f"Partly gone: {case.name} knows {what} in part", "class in part"),
         "gone": ("", "class gone"),
     }[status]
-    return _Finding(status, title, short, sentences, by)
+    return Verdict(status, title, short, sentences, f"the accuracy on {what}")
 
 
-def _memory(case: _Case, memory: Memory) -> _Finding:
+def _memory(case: _Case, memory: Memory) -> Verdict:
     name, before = case.name, None if case.before is None else case.before.memory
-    finding, clean = memory.judged.finding, _clean(case.after)
-    by = f"the losses of {count(memory.removed)} removed samples"
+    clean = "" if case.after.backdoor_success is None else " without a trigger"
+    samples, finding = f"the removed samples{clean}", memory.judged.finding
     sentences = [_memory_sentence(name, memory, clean), _against(case, memory)]
+    found: tuple[Status, str, str]
     if finding == "remembers":
+        found = ("kept", f"Not gone: {name} remembers {samples}", "remembers")
         if before and memory.judged.value < case.result.margins.kept * before.judged.value:
-            title = f"Partly gone: {name} still remembers the removed samples{clean}"
-            return _Finding("partly", title, "remembers in part", sentences, by)
-        title = f"Not gone: {name} remembers the removed samples{clean}"
-        return _Finding("kept", title, "remembers", sentences, by)
-    if finding == "over-forgets":
-        title = f"{name} over-forgets: it treats the removed samples{clean} worse than unseen ones"
+            title = f"Partly gone: {name} still remembers {samples}"
+            found = ("partly", title, "remembers in part")
+    elif finding == "over-forgets":
+        title = f"{name} over-forgets: it treats {samples} worse than unseen ones"
+        found = ("partly", title, "over-forgets")
         sentences.append(
             "Whoever compares them with unseen samples can tell which ones were removed."
         )
-        return _Finding("partly", title, "over-forgets", sentences, by)
-    doubt = _doubt(case, memory, before)
-    if not doubt:
-        return _Finding("gone", "", "like unseen", sentences, by)
-    sentences.append(
-        f"This tells little: {doubt}. It takes more removed samples, or a larger test set."
-    )
-    title = "No verdict: too little to tell removed samples from unseen ones"
-    return _Finding("unclear", title, "cannot be told", sentences, by)
+    elif doubt := _doubt(case, memory, before):
+        title = "No verdict: too little to tell removed samples from unseen ones"
+        found = ("unclear", title, "cannot be told")
+        sentences.append(
+            f"This tells little: {doubt}. It takes more removed samples, or a larger test set."
+        )
+    else:
+        found = ("gone", "", "like unseen")
+    status, title, short = found
+    by = f"the losses of {count(memory.removed)} removed samples"
+    return Verdict(status, title, short, sentences, by)
 
 
 def _doubt(case: _Case, memory: Memory, before: Memory | None) -> str:
@@ -343,10 +327,6 @@ def _doubt(case: _Case, memory: Memory, before: Memory | None) -> str:
         return ""
     apart = _apart(before.judged)
     return f"the interval reaches {100 * reach:.0f} % of the way to {trained} ({apart})"
-
-
-def _clean(model: Final) -> str:
-    return "" if model.backdoor_success is None else " without a trigger"
 
 
 def _apart(found: Interval) -> str:
@@ -388,7 +368,7 @@ def _against(case: _Case, memory: Memory) -> str:
 
 
 def _nothing_measured(name: str, result: Result) -> Verdict:
-    """Say why no test could be made, and what it would take."""
+    """Say why no test could be made, what it would take, and how close it is to retrain."""
     if result.deletion.clean_samples:
         why = (
             "The test set has no two images of any class that was removed, so there is nothing to "
@@ -399,8 +379,17 @@ def _nothing_measured(name: str, result: Result) -> Verdict:
             "The removed samples are with their clients alone, so that their losses cannot be "
             "compared with those of unseen ones here, and no backdoor was planted."
         )
-    sentences = [why, _closeness(name, result)]
-    return Verdict("unclear", "No verdict: nothing to test", "no verdict", sentences)
+    ours, before = (one.get("jsd") for one in (result.methods[name], result.origin))
+    if YARDSTICK not in result.methods:
+        close = "The run has no retrain to compare with either: add it to unlearning.methods."
+    elif ours is None or before is None:
+        close = "retrain gave no model to compare with either."
+    else:  # which is no proof
+        close = (
+            f"{name}'s predictions are {'closer' if ours < before else 'no closer'} to retrain's "
+            f"than origin's are (JSD {decimal(ours)} against {decimal(before)})."
+        )
+    return Verdict("unclear", "No verdict: nothing to test", "no verdict", [why, close])
 
 
 def _itself(model: Final) -> Verdict:
@@ -413,19 +402,6 @@ def _itself(model: Final) -> Verdict:
         ]
     title = "Gone by construction: trained again without the removed data"
     return Verdict("gone", title, "yardstick", sentences)
-
-
-def _closeness(name: str, result: Result) -> str:
-    """Say how close the predictions are to retrain's, which is no proof."""
-    if YARDSTICK not in result.methods:
-        return "The run has no retrain to compare with either: add it to unlearning.methods."
-    ours, before = (result.methods[key].get("jsd") for key in (name, ORIGIN))
-    if ours is None or before is None:
-        return "retrain gave no model to compare with either."
-    return (
-        f"{name}'s predictions are {'closer' if ours < before else 'no closer'} to retrain's than "
-        f"origin's are (JSD {decimal(ours)} against {decimal(before)})."
-    )
 
 
 @dataclass(frozen=True)
@@ -495,7 +471,7 @@ def image_counts(result: Result) -> str:
     """Say of how many test images the percentages are."""
     images = result.test_images
     rest = " of the remaining classes" if images.removed_class else ""
-    said = [
+    return " ".join(
         f"{what}: % of {count(known)} test images{more}."
         for what, known, more in (
             ("Accuracy", images.accuracy, rest),
@@ -503,8 +479,7 @@ def image_counts(result: Result) -> str:
             ("Backdoor", images.backdoor, " with the trigger"),
         )
         if known
-    ]
-    return " ".join(said)
+    )
 
 
 def _accuracy(name: str, result: Result) -> str:
@@ -599,10 +574,7 @@ def _speed(name: str, result: Result) -> Iterator[str]:
 
 
 def _others(
-    name: str,
-    judged: Mapping[str, Verdict],
-    result: Result,
-    audited: Mapping[str, AuditVerdict],
+    name: str, judged: Mapping[str, Verdict], result: Result, audited: Mapping[str, AuditVerdict]
 ) -> Iterator[str]:
     """Say what is known of the other methods; what an audit found stands below the headline."""
     others = [key for key in result.methods if key not in (ORIGIN, name)]
