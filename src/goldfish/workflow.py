@@ -31,7 +31,7 @@ from goldfish.methods import (
     refuse_few,
     refuse_unhandled,
 )
-from goldfish.methods.filing import file
+from goldfish.methods.records import file
 from goldfish.models import fresh_params
 from goldfish.params import all_finite
 from goldfish.results import Cost

@@ -27,7 +27,7 @@ from goldfish.federation.spool import Spool
 from goldfish.flower import wire
 from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.server_app import engine_on
-from goldfish.methods import METHODS, filing
+from goldfish.methods import METHODS, records
 from goldfish.params import digest, num_bytes, shapes_of
 from goldfish.settings import Settings
 from goldfish.store import load_checkpoint
@@ -559,7 +559,7 @@ def node_asked(grid: Any, config: Config) -> tuple[list[int], str]:
     scenario = build_scenario(config, MACHINE)
     federation = engine_on(grid, config.flower, greet=False)(scenario, MACHINE, "run")
     before = len(grid.tasks())
-    task = Task("client-1", filing.FILE, {}, Settings(), Context(phase="filing"))
+    task = Task("client-1", records.FILE, {}, Settings(), Context(phase="filing"))
     causes = "".join(failure.cause for failure in federation.run([task]).failures)
     return [m.metadata.dst_node_id for m in grid.tasks()[before:]], causes
 

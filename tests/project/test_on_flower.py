@@ -26,7 +26,7 @@ from goldfish.flower.app_folder import SETTINGS
 from goldfish.flower.client_store import ClientStore
 from goldfish.flower.progress import LOG, read_lines
 from goldfish.flower.submit import error_named
-from goldfish.methods.census import CENSUS, CensusSettings
+from goldfish.methods.records import CENSUS, CensusSettings
 from goldfish.project.audit import audit
 from goldfish.project.evidence import case_of
 from goldfish.project.project import Project

@@ -26,8 +26,14 @@ EngineFactory: TypeAlias = Callable[[Scenario, Machine, str], Engine]
 """Makes the engine of a run from its scenario, the machine, and the run's own name."""
 
 
-def in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess:
-    """Return the engine whose clients all live in this process."""
+def in_process(
+    scenario: Scenario, machine: Machine, _run_id: str, *, remember: bool = False
+) -> InProcess:
+    """Return the engine whose clients all live in this process.
+
+    By default they do not ``remember`` what was removed: each method of a comparison starts with
+    the removed samples in place.
+    """
     return InProcess(
         scenario.clients,
         scenario.model,
@@ -35,5 +41,5 @@ def in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess:
         threads=machine.threads,
         device=machine.device,
         compiled=machine.compiled,
-        remember=False,  # each method of a comparison starts with the removed samples in place
+        remember=remember,
     )

@@ -28,7 +28,7 @@ def plan_run(path: Path, machine: Machine, methods: Sequence[str] = ()) -> Advic
             "data.members: the clients have data of their own, and methods are rehearsed where the "
             "data is. Plan with data of the same size."
         )
-    scenario = build_scenario(config, machine)
+    scenario = build_scenario(config, machine, path if path.is_dir() else None)
     federation = in_process(scenario, machine, "")
     weights = fresh_params(federation.model, config.seed, "initial")
     origin = Trained(federation, weights, config.training, config.seed)

@@ -15,7 +15,7 @@ from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Diverged, Outcome, collect_evidence, environment
 from goldfish.experiments.scenario import Machine, Scenario, build_scenario
 from goldfish.methods import METHODS, Method, Plan, Trained, not_honoured, notes_of
-from goldfish.methods.filing import file
+from goldfish.methods.records import file
 from goldfish.models import fresh_params
 from goldfish.params import num_bytes
 from goldfish.results import ORIGIN, YARDSTICK, Measures, NoAnswer, Progress, Record

@@ -23,7 +23,7 @@ from goldfish.experiments.client_setup import (
 from goldfish.flower import wire
 from goldfish.flower.client_store import ClientStore, StoredState, store_id
 from goldfish.flower.node import Node
-from goldfish.methods import METHODS, Method, auditing, census, fedavg, filing, purging
+from goldfish.methods import METHODS, Method, auditing, fedavg, records
 from goldfish.params import shapes_of
 from goldfish.randomness import seeded_globally
 from goldfish.training.workspace import MEMBERS, LocalWorkspace, ensemble_size
@@ -36,7 +36,7 @@ logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's ow
 def steps_of(methods: Iterable[Method[Any]]) -> dict[str, Step[Any]]:
     """Return the client's steps of all methods by name; one name stands for one step."""
     steps: dict[str, Step[Any]] = {}
-    shared: list[Step[Any]] = [fedavg.TRAIN, filing.FILE, census.CENSUS, purging.PURGE]
+    shared: list[Step[Any]] = [fedavg.TRAIN, records.FILE, records.CENSUS, records.PURGE]
     own = [step for method in methods for step in method.steps]
     for step in (*shared, *auditing.STEPS, *own):
         if steps.setdefault(step.name, step) != step:
@@ -101,18 +101,18 @@ def answer(content: RecordDict, node: Node) -> RecordDict:
         where = f"round {order.context.round} of {order.context.phase}"
         logger.info("task %.8s: %s, %s", order.id, order.step, where)
         task = task_of(received, store.constants(order))
-        if task.step is purging.PURGE:  # it needs neither data nor model
+        if task.step is records.PURGE:  # it needs neither data nor model
             store.purge(order, task.settings.keep)
-            return wire.encode_answer(wire.Answer(order.id, purging.purged(task), 0))
+            return wire.encode_answer(wire.Answer(order.id, records.purged(task), 0))
         setup, state = ClientSetup.from_json(store.setup(order)), store.state(order)
         torch.set_num_threads(order.threads)
         if setup.dataset is not None:  # an experiment, which trains with all of it again
             state.tombstones.clear()
         client = client_of(task, setup, state, node, store)
-        if task.step not in (filing.FILE, census.CENSUS, *auditing.STEPS):
+        if task.step not in (records.FILE, records.CENSUS, *auditing.STEPS):
             node.check_samples(len(client.retained))
         update = carry_out(task, setup, client, node)
-        if task.step is census.CENSUS:  # the data may be another the next time
+        if task.step is records.CENSUS:  # the data may be another the next time
             return wire.encode_answer(wire.Answer(order.id, update, 0))
         return wire.encode_answer(store.commit(order, update, state))
 

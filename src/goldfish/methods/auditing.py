@@ -21,8 +21,8 @@ from goldfish.audits import ClientHarm, Harm, QuickAudit, Rate
 from goldfish.errors import StoreError
 from goldfish.evaluation.attacks import margins, membership
 from goldfish.evaluation.audit import mean_variance, shifts
-from goldfish.methods.filing import class_count
 from goldfish.methods.method import by_client, deletion_kind
+from goldfish.methods.records import class_count
 from goldfish.methods.steps import answer
 from goldfish.settings import Settings
 from goldfish.training.fit import predict

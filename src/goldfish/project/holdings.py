@@ -29,7 +29,7 @@ from goldfish.experiments.client_setup import (
 )
 from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.scenario import Machine, Scenario, divide, load_data, load_test
-from goldfish.methods.census import census
+from goldfish.methods.records import census
 from goldfish.project.settings import ProjectSettings
 from goldfish.types import Client, ClientState, DeletionRequest, Examples, Federation, ModelFactory
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -21,11 +22,11 @@ from safetensors.torch import load_file
 
 from goldfish.data import TensorExamples
 from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
-from goldfish.experiments.engine import EngineFactory
+from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
-from goldfish.experiments.scenario import Machine, Scenario
+from goldfish.experiments.scenario import Machine
 from goldfish.federation import InProcess
 from goldfish.files import sha256_of, write_whole
 from goldfish.flower.submit import project_on_flower
@@ -40,8 +41,7 @@ from goldfish.methods import (
     not_honoured,
     notes_of,
 )
-from goldfish.methods.filing import file
-from goldfish.methods.purging import purge
+from goldfish.methods.records import file, purge
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project import FILE, find_project
@@ -74,6 +74,8 @@ from goldfish.workflow import (
     unlearning_plan,
 )
 
+HERE: EngineFactory = partial(in_process, remember=True)
+"""The engine whose clients live in this process: they never train on removed samples again."""
 BEGUN = "pass.json"
 WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
 PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
@@ -146,7 +148,7 @@ class Project:
         self.files = files
         self.folder = files.path
         self.ledger = ledger
-        self.engine: EngineFactory | None = None if files.settings.on_flower else _in_process
+        self.engine: EngineFactory | None = None if files.settings.on_flower else HERE
         self.tell: Callable[[str], None] = lambda _sentence: None
 
     def __enter__(self) -> Self:
@@ -353,7 +355,7 @@ class Project:
 
         Times are those of a few measured steps, scaled by what the training took here.
         """
-        now = self._now(machine, _in_process)  # methods are rehearsed here
+        now = self._now(machine, HERE)  # methods are rehearsed here
         asked = self._ask(self.pending(), now)
         tables = self.settings.tables
         advice = plan(
@@ -752,18 +754,6 @@ class Project:
                 self._advance(request, "audited", measures=facts["measures"])
         remove(self.files.work(number))
         return version
-
-
-def _in_process(scenario: Scenario, machine: Machine, _run_id: str) -> InProcess:
-    """Return the engine whose clients all live in this process, and remember what is removed."""
-    return InProcess(
-        scenario.clients,
-        scenario.model,
-        workers=machine.workers,
-        threads=machine.threads,
-        device=machine.device,
-        compiled=machine.compiled,
-    )
 
 
 def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:
