@@ -20,7 +20,6 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.project import FILE, find_project
 from goldfish.project.commands import app as project_app
 from goldfish.project.commands import audit_newest
-from goldfish.project.evidence_commands import app as evidence_app
 from goldfish.terminal import (
     DataDir,
     Device,
@@ -53,7 +52,6 @@ app.add_typer(data_app, name="data", no_args_is_help=True)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
 app.add_typer(flower_app, name="flower", no_args_is_help=True)
 app.add_typer(project_app)
-app.add_typer(evidence_app)
 
 _tell = partial(console.print, markup=False, highlight=False)
 
@@ -298,6 +296,7 @@ def audit(
     again = ["goldfish audit", str(run_dir), "--tier", tier.value]
     again += [] if models is None else ["--models", str(models)]
     again += [word for name in method or () for word in ("--method", name)]
+    again += ["--compile"] if compile_ else []
     if ":" in config.model.name:
         sys.path.append("")  # a model of one's own may lie in the current folder
     scenario = cache(partial(build_scenario, config, machine, run_dir))  # for both, built once

@@ -12,7 +12,7 @@ from goldfish.errors import ConfigError
 from goldfish.experiments.config import parse_config
 from goldfish.experiments.forecast import plan_run
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine
+from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.results import Result
 
 CONFIG = parse_config(
@@ -28,13 +28,18 @@ CONFIG = parse_config(
 def test_a_run_is_forecast_from_its_configuration_and_from_what_it_took(tmp_path: Path) -> None:
     """Retraining takes 2 rounds of 2 epochs of all that remains, as the run then did.
 
-    The times of a finished run are scaled so that a sample takes as long as in its training.
+    The times of a finished run are scaled so that a sample takes as long as in its training. What
+    it removes is in the run: the file of ids may be gone.
     """
-    path = tmp_path / "run.toml"
-    path.write_text(CONFIG.to_toml())
+    path, ids = tmp_path / "run.toml", tmp_path / "ids.txt"
+    ids.write_text("\n".join(build_scenario(CONFIG, Machine()).clients[0].retained.ids[:70]))
+    deletion = CONFIG.deletion.model_copy(update={"rate": None, "samples": str(ids)})
+    config = CONFIG.model_copy(update={"deletion": deletion})
+    path.write_text(config.to_toml())
     before = plan_run(path, Machine(), ["retrain"])
-    for _ in run_experiment(CONFIG, tmp_path / "run", Machine()):
+    for _ in run_experiment(config, tmp_path / "run", Machine()):
         pass
+    ids.unlink()
     took = Result.read(tmp_path / "run" / "result.json").methods
     after = plan_run(tmp_path / "run", Machine(), ["retrain"])
     origin, cost = took["origin"].cost, took["retrain"].cost

@@ -312,6 +312,11 @@ def test_a_preset_in_the_summary_has_a_row_a_claim(tmp_path: Path, complete: boo
     assert ("figure-8a," not in text) == complete
 
 
+def test_seeds_are_counted_and_not_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--seeds says how many"):
+        Reproduction.of("table-3", tmp_path, overrides=["seed=3"])
+
+
 def test_the_commands_run_a_preset_and_list_all(data_dir: Path, tmp_path: Path) -> None:
     """A second call finds the runs finished; the page and the claims come again."""
     changes = [word for change in SMALLER for word in ("--set", change)]

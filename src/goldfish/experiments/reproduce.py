@@ -292,6 +292,8 @@ class Reproduction:
     ) -> Reproduction:
         """Return the reproduction of a preset by its name."""
         preset = load_preset(name)
+        if any(read_override(override)[0] == "seed" for override in overrides):
+            raise ConfigError("A preset runs with the seeds 0, 1, ...: --seeds says how many.")
         if quick:
             preset = quickened(preset)
         return cls(preset, out, seeds or preset.seeds, quick, overrides)
