@@ -193,7 +193,7 @@ class Audit(Part):
     notes: list[str] = Field(default_factory=list)
     """What could not be looked at, and why."""
 
-    again: ClassVar[str] = "goldfish audit {}"
+    remedy: ClassVar[str] = "Write it anew with 'goldfish audit {}'."
 
 
 def read_audit(run_dir: Path) -> Audit | None:

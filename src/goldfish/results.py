@@ -40,21 +40,21 @@ class Part(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    again: ClassVar[str] = "goldfish run {} --resume"
-    """The command that writes the file of this part anew."""
+    remedy: ClassVar[str] = "Write it anew with 'goldfish run {} --resume'."
+    """What to do about a file of this part that cannot be used, in the folder {}."""
 
     __str__ = BaseModel.__repr__
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that holds this part as JSON; what is wrong with it is said in words."""
-        again = f"Write it anew with '{cls.again.format(path.parent)}'."
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
             raise StoreError(f"Cannot read {path} ({error}). Check its permissions.") from error
         except ValidationError as error:
-            raise StoreError(f"{path} cannot be used: {in_words(error)}. {again}") from None
+            remedy = cls.remedy.format(path.parent)
+            raise StoreError(f"{path} cannot be used: {in_words(error)}. {remedy}") from None
 
 
 def in_words(error: ValidationError) -> str:

@@ -104,6 +104,12 @@ def test_a_model_file_with_a_flipped_byte_is_no_starting_point(trained: Project)
     assert trained.current().number == 2
 
 
+def test_what_a_project_is_bound_to_cannot_be_written_anew(trained: Project) -> None:
+    (trained.folder / "project.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"salt: Field required\. Put it back from a backup"):
+        trained.forget("client-1", label=0, machine=MACHINE)
+
+
 def test_positions_are_refused_once_the_data_is_another(tmp_path: Path) -> None:
     """Sample 17 of a file from which sample 3 was deleted is what sample 18 was."""
     with make_project(tmp_path / "project") as project:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
@@ -36,6 +36,8 @@ class Pinned(Part):
     settings: dict[str, Any]
     data: str | None
     """A digest of the data, where ids are positions in it."""
+
+    remedy: ClassVar[str] = "Put it back from a backup."
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class _Pass(Part):
     sha256: str = ""
     """Of the rest."""
 
-    again: ClassVar[str] = "rm -r {}; goldfish unlearn"
+    remedy: ClassVar[str] = "Write it anew with 'rm -r {}; goldfish unlearn'."
 
     def write(self, path: Path) -> None:
         """Write it so that :meth:`begun` sees a change."""
