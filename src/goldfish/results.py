@@ -347,7 +347,7 @@ class MethodResult(Part):
         return self.spread[key].std if key in self.spread else None
 
 
-class Request(Part):
+class FiledRequest(Part):
     """One deletion request."""
 
     client_id: str
@@ -368,7 +368,7 @@ class Trigger(Part):
 class Deletion(Part):
     """What was asked for. None where only the clients can tell."""
 
-    requests: list[Request] = []
+    requests: list[FiledRequest] = []
     removed_samples: int | None = None
     clean_samples: int | None = None
     """Those of them that carry no trigger."""

@@ -25,7 +25,7 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup
 from goldfish.federation.settings import FlowerSettings
 from goldfish.flower import wire
-from goldfish.flower.client_app import answer
+from goldfish.flower.client_app import answer_order
 from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.node import Node
 from goldfish.methods.goldfish import GOLDFISH_STEP
@@ -170,7 +170,7 @@ def test_a_reply_is_an_update_or_a_failure_of_its_client(grid: Any, draw: st.Dat
 
     def lie(message: Message) -> Message:
         if message.metadata.message_type == wire.IDENTIFY:
-            return grid.carry_out(message)  # type: ignore[no-any-return]
+            return grid.answer_order(message)  # type: ignore[no-any-return]
         order = wire.decode_order(message.content).order
         real = wire.encode_answer(wire.Answer(order.id, update, 40))
         return Message(any_message(real, draw), reply_to=message)
@@ -213,7 +213,7 @@ def test_a_task_is_answered_or_refused_in_words(node: Node, draw: st.DataObject)
         real["Order"] = ConfigRecord({"json": said})
     content = any_message(real, draw) if how == "any" else real
     with contextlib.suppress(GoldfishError):
-        answer(content, node)
+        answer_order(content, node)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_server_cannot_have_a_client_build_what_no_memory_holds(
     setup = dataclasses.replace(SETUP, model=other).to_json()
     order = wire.Order.of(TASK, "run", setup)
     with pytest.raises(ConfigError, match=said):
-        answer(wire.encode_order(order, TASK, setup, order.kept), node)
+        answer_order(wire.encode_order(order, TASK, setup, order.kept), node)
 
 
 LARGE = {"weight": torch.zeros(2**21), "norm.running_var": torch.ones(2**10)}

@@ -16,7 +16,7 @@ from goldfish.errors import ConfigError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
 from goldfish.project import lineage
-from goldfish.project.project import HERE, Project
+from goldfish.project.project import IN_PROCESS, Project
 from goldfish.store import load_checkpoint
 from goldfish.types import Failure, RoundReplies, Task
 
@@ -125,7 +125,7 @@ def test_a_superseded_version_is_no_starting_point(trained: Project) -> None:
     list(trained.unlearn(MACHINE))
     old, new = trained.ledger.versions()
     holdings = trained.files.holdings(MACHINE)
-    federation = HERE(holdings.scenario({}, "cpu"), MACHINE, "")
+    federation = IN_PROCESS(holdings.scenario({}, "cpu"), MACHINE, "")
     assert trained.load(new, federation).phase == "goldfish-sprint"
     with pytest.raises(StoreError, match="v1 is quarantined"):
         trained.load(old, federation)

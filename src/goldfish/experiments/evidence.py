@@ -219,7 +219,7 @@ def _deletion(scenario: Scenario) -> results.Deletion:
         }
     return results.Deletion(
         requests=[
-            results.Request(
+            results.FiledRequest(
                 client_id=request.client_id,
                 kind=deletion_kind(request),
                 samples=_asked_for(request, scenario),

@@ -70,7 +70,7 @@ def identify(message: Message, context: Context) -> Message:
 def perform(message: Message, context: Context) -> Message:
     """Answer a task. An error is an answer too: the server is told its class and its text."""
     try:
-        content = answer(message.content, Node.parse(context.node_config))
+        content = answer_order(message.content, Node.parse(context.node_config))
     except Exception as error:
         logger.exception("the task failed")
         content = wire.encode(wire.Failed.by(error))
@@ -81,7 +81,7 @@ for _name in STEPS:
     app.train(wire.action(_name))(perform)
 
 
-def answer(content: RecordDict, node: Node) -> RecordDict:
+def answer_order(content: RecordDict, node: Node) -> RecordDict:
     """Carry an order out, or answer it from the store where it was carried out before."""
     received = wire.decode_order(content)
     order = received.order

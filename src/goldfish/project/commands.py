@@ -423,7 +423,7 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
     """Audit the newest version of a project, and print what is found: ``goldfish audit``."""
     from goldfish.audits import Difference
     from goldfish.project.audit import ORACLES, audit, audit_forecast
-    from goldfish.report.audit import difference
+    from goldfish.report.audit import difference_cell
     from goldfish.report.formatting import seconds
 
     with _open(folder) as opened:
@@ -434,7 +434,7 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
         version = opened.current()
         found = opened.ledger.audits()[version.number]
     parts = ("before", "memory", "general", "accuracy")
-    before, *own = (difference(Difference(**found[part])) for part in parts)
+    before, *own = (difference_cell(Difference(**found[part])) for part in parts)
     print_table(
         ("version", "memory", "all samples", "accuracy, points"),
         ((f"v{version.parent} (origin)", before, "", ""), (f"v{version.number}", *own)),

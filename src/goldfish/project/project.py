@@ -74,7 +74,7 @@ from goldfish.workflow import (
     unlearning_plan,
 )
 
-HERE: EngineFactory = partial(in_process, remember=True)
+IN_PROCESS: EngineFactory = partial(in_process, remember=True)
 """The engine whose clients live in this process: they never train on removed samples again."""
 BEGUN = "pass.json"
 WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
@@ -148,7 +148,7 @@ class Project:
         self.files = files
         self.folder = files.path
         self.ledger = ledger
-        self.engine: EngineFactory | None = None if files.settings.on_flower else HERE
+        self.engine: EngineFactory | None = None if files.settings.on_flower else IN_PROCESS
         self.tell: Callable[[str], None] = lambda _sentence: None
 
     def __enter__(self) -> Self:
@@ -355,7 +355,7 @@ class Project:
 
         Times are those of a few measured steps, scaled by what the training took here.
         """
-        now = self._now(machine, HERE)  # methods are rehearsed here
+        now = self._now(machine, IN_PROCESS)  # methods are rehearsed here
         asked = self._ask(self.pending(), now)
         tables = self.settings.tables
         advice = plan(

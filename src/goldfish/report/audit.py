@@ -90,7 +90,7 @@ def _rates(audit: Audit) -> Evidence:
             [
                 ("at 1 %", [rate(attack.at_1_percent) for attack in attacks.values()]),
                 ("at 0.1 %", [rate(attack.at_01_percent) for attack in attacks.values()]),
-                ("epsilon", [epsilon(attack) for attack in attacks.values()]),
+                ("epsilon", [epsilon_cell(attack) for attack in attacks.values()]),
             ],
         ),
     )
@@ -217,15 +217,15 @@ def audit_table(audit: Audit, *, with_attacks: bool = True) -> Table:
     apart = [*(method.distances for method in own), audit.noise]
     binned = [*(method.klom for method in own), audit.noise_klom]
     columns = [
-        ("memory", [difference(method.memory) for method in own]),
-        ("accuracy,\npoints", [difference(method.accuracy) for method in own]),
+        ("memory", [difference_cell(method.memory) for method in own]),
+        ("accuracy,\npoints", [difference_cell(method.accuracy) for method in own]),
         ("distance:\nremoved / unseen", [distances(found) for found in apart]),
         ("KLoM", [distances(found) for found in binned]),
         ("attack at\n1 %", [percent(100 * attack.at_1_percent.rate) for attack in attacks]),
     ]
     if any(attack.epsilon for attack in attacks):
         rates = [percent(100 * attack.at_01_percent.rate) for attack in attacks]
-        columns += [("at\n0.1 %", rates), ("epsilon", [epsilon(attack) for attack in attacks])]
+        columns += [("at\n0.1 %", rates), ("epsilon", [epsilon_cell(attack) for attack in attacks])]
     # The row of the oracles, which have distances alone.
     names = [*audit.methods, *([ORACLES] if audit.noise else [])]
     return table_of(names, [(heading, [*cells, ""]) for heading, cells in columns])
@@ -300,7 +300,7 @@ def _steps(found: Relearning, pick: Callable[[list[int]], int]) -> str:
     return f">{last - 1}" if picked == last else str(picked)
 
 
-def difference(found: Difference | None) -> str:
+def difference_cell(found: Difference | None) -> str:
     """Format a difference with half of its interval."""
     return NOTHING if found is None else f"{signed(found.value, 2)} ± {found.half:.2f}"
 
@@ -310,7 +310,7 @@ def distances(found: Distances | None) -> str:
     return NOTHING if found is None else f"{found.removed:.2f} / {found.unseen:.2f}"
 
 
-def epsilon(attack: Attack) -> str:
+def epsilon_cell(attack: Attack) -> str:
     """Format the median epsilon, which may be infinite."""
     if attack.epsilon is None:
         return NOTHING

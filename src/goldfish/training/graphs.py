@@ -36,9 +36,9 @@ KEPT_RECORDINGS = 8
 """Trainings of different kinds that a model keeps the recorded steps of."""
 
 
-Work: TypeAlias = Callable[[], None]
+Action: TypeAlias = Callable[[], None]
 
-RecordWork: TypeAlias = Callable[[Work], Work]
+RecordWork: TypeAlias = Callable[[Action], Action]
 """Records work, without doing it, and returns what does it again."""
 
 _recording = threading.Lock()
@@ -56,7 +56,7 @@ class DeviceRecord:
         self._memory = torch.cuda.graph_pool_handle()
         self._refusal: str | None = None
 
-    def __call__(self, work: Work) -> Work:
+    def __call__(self, work: Action) -> Action:
         """Record ``work``, without doing it, and return what does it again."""
         if self._refusal is not None:
             raise RuntimeError(self._refusal)
@@ -86,7 +86,7 @@ class Pace:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._steps = 0
-        self._wait: Work | None = None
+        self._wait: Action | None = None
 
     def start(self) -> None:
         """Begin with an empty queue."""
@@ -114,7 +114,7 @@ class Replay:
         self._take = take
         self._record = record
         self._pace = pace
-        self._replay: Work | None = None
+        self._replay: Action | None = None
         self._tables: Draw | None = None
         self._row = torch.empty(0)
         self.refusal: str | None = None
@@ -142,7 +142,7 @@ class Replay:
                 self._pace.step()
             self._step.count(count)
 
-    def _recorded_for(self, draws: Draw) -> Work | None:
+    def _recorded_for(self, draws: Draw) -> Action | None:
         """Return the recorded step for draws like these; None when it cannot be recorded."""
         if self._replay is None and self.refusal is None:
             self._tables = draws.map(lambda part: part.new_zeros(ROWS, *part.shape[1:]))
@@ -164,12 +164,12 @@ class Replay:
 
 
 class Repeat:
-    """Work on tensors that stay where they are, recorded when it is first asked for."""
+    """Action on tensors that stay where they are, recorded when it is first asked for."""
 
     def __init__(self, work: Callable[[], Tensor], record: RecordWork) -> None:
         self._work = work
         self._record = record
-        self._replay: Work | None = None
+        self._replay: Action | None = None
         self._refused = False
         self._result = torch.empty(0)
 
