@@ -24,7 +24,7 @@ def test_the_queue_goes_on_where_it_ended_and_adds_each_run_once(
         return capsys.readouterr().out
 
     assert queue(-1) == ""
-    assert "digits-5-iid-0: to be continued" in queue(0.001)
+    assert "digits-5-iid-0: to be continued" in queue(0.2)
     assert not (tmp_path / "fast.csv").exists()
     assert "digits-5-iid-0: done" in queue(600)
     assert queue(600) == ""

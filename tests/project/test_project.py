@@ -215,7 +215,7 @@ def test_an_asker_that_is_not_there_leaves_its_request_open(
     for client in ("client-1", "client-2"):
         trained.forget(client, label=0, machine=MACHINE)
     with monkeypatch.context() as away:
-        away.setattr("goldfish.project.project.InProcess", OneAway)
+        away.setattr("goldfish.experiments.engine.InProcess", OneAway)
         list(trained.unlearn(MACHINE))
     first, second = trained.ledger.requests()
     assert (first.state, second.state) == ("audited", "failed")
