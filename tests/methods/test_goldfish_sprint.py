@@ -82,12 +82,12 @@ def test_the_askers_sprint_and_then_all_take_rounds(
 
     The sprint takes half of it; the rounds start at it and end at 0.0375. Client-1 keeps 24 of its
     30 samples. The six steps of its sprint see 8 of them and, for two passes, 2 removed ones each:
-    60 samples. Each of the two rounds is an epoch, half of the training's two: 30 + 24 + 18
+    60 samples. Each of the two rounds is an epoch, a twentieth of the training's 20: 30 + 24 + 18
     samples. Rounds and step size of the other methods do not count.
     """
-    trained = train(make_clients, small_net, rounds=2, schedule="cosine")
+    trained = train(make_clients, small_net, rounds=2, local_epochs=10, schedule="cosine")
     own: dict[str, Any] = {"sprint_steps": 6, "sprint_passes": 2, "sprint_step": 0.5}
-    own |= {"anneal_rounds": 2, "anneal_share": 1.0, "anneal_step": 1.0}
+    own |= {"anneal_rounds": 2, "anneal_share": 0.1, "anneal_step": 1.0}
     result = sprint(trained, rounds=9, learning_rate=5.0, schedule="constant", **own)
     federation = trained.federation
     assert isinstance(federation, Watched)
@@ -160,6 +160,32 @@ def test_the_model_of_a_lone_asker_has_full_weight(
     assert digest(_after_the_sprint(changed)) == digest(first)
 
 
+def test_a_sprint_is_at_most_a_tenth_of_the_training(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """Ten epochs of client-1's 30 samples are 40 steps of 8: its sprint takes 4 steps, not 30."""
+    trained = train(make_clients, small_net, rounds=5, local_epochs=2)
+    assert sprint(trained, anneal_rounds=1).rounds[0].cost.steps == 4
+    assert sprint(trained, anneal_rounds=1, sprint_steps=3).rounds[0].cost.steps == 3
+
+
+def test_the_gain_stretches_the_change_of_the_sprint(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """With a gain of 1.5 a weight that the sprint moves by d moves by 1.5 d.
+
+    BatchNorm's statistics are no sums of updates, and stay those of the mean.
+    """
+    trained = train(make_clients, small_net)
+    plain, far = (_after_the_sprint(trained, sprint_gain=gain) for gain in (1.0, 1.5))
+    weights = dict(small_net().named_parameters())
+    assert weights.keys() < far.keys()
+    for name, start in trained.params.items():
+        moved = 1.5 if name in weights else 1.0
+        expected = start + moved * (plain[name] - start)
+        torch.testing.assert_close(far[name], expected.to(start.dtype))
+
+
 def test_a_removed_sample_weighs_as_much_as_a_remaining_one_in_the_sprint(
     make_clients: MakeClients, small_net: Net
 ) -> None:
@@ -167,7 +193,7 @@ def test_a_removed_sample_weighs_as_much_as_a_remaining_one_in_the_sprint(
 
     So their part of the loss has half of its weights: 0.35 instead of 0.7, 0.125 instead of 0.25.
     """
-    trained = train(make_clients, small_net)
+    trained = train(make_clients, small_net, local_epochs=3)
     after = _after_the_sprint(trained, sprint_steps=3, sprint_passes=2.0)
     assert isinstance(trained.federation, Watched)
     (task,) = trained.federation.rounds[1]

@@ -99,13 +99,16 @@ def collect_evidence(
             ],
             training=training,
         )
+    images = evaluator.test_images()
+    margins = MARGINS.for_images(images.accuracy)
     result = results.Result(
         config=config.to_dict(),
         environment=environment,
         partition=_partition(scenario),
         deletion=_deletion(scenario),
-        test_images=evaluator.test_images(),
-        methods=with_time_to_quality(methods),
+        test_images=images,
+        margins=margins,
+        methods=with_time_to_quality(methods, margins),
     )
     return result, _samples(scenario, on_removed)
 
@@ -117,16 +120,18 @@ def _partition(scenario: Scenario) -> results.Division:
     return results.Division(digest=scenario.partition.digest, sizes=sizes)
 
 
-def with_time_to_quality(methods: Mapping[str, MethodResult]) -> dict[str, MethodResult]:
+def with_time_to_quality(
+    methods: Mapping[str, MethodResult], margins: results.Margins
+) -> dict[str, MethodResult]:
     """Add what each method spent until it was as good as retrain ended up, and the speed-up.
 
     Nothing is added where origin itself counts as having forgotten: the test tells nothing then.
     """
     origin, retrained = methods[ORIGIN].final, methods.get(YARDSTICK, MethodResult()).final
-    if origin is None or retrained is None or has_forgotten(origin, retrained):
+    if origin is None or retrained is None or has_forgotten(origin, retrained, margins):
         return dict(methods)
     times = {
-        name: time_to_quality(method.rounds, retrained)
+        name: time_to_quality(method.rounds, retrained, margins)
         for name, method in methods.items()
         if name != ORIGIN and method.final is not None
     }
@@ -147,7 +152,9 @@ def speed_up(slow: Spent | None, fast: Spent | None) -> float | None:
     return None if slow is None or fast is None else slow.seconds / fast.seconds
 
 
-def time_to_quality(rounds: Sequence[Record], retrained: Measures) -> Spent | None:
+def time_to_quality(
+    rounds: Sequence[Record], retrained: Measures, margins: results.Margins = MARGINS
+) -> Spent | None:
     """Return what was spent up to the first round that is as good as ``retrained``, or None.
 
     As good means: accuracy within a margin of retrain's final one, and the removed data forgotten
@@ -158,15 +165,17 @@ def time_to_quality(rounds: Sequence[Record], retrained: Measures) -> Spent | No
         if record.stage < rounds[-1].stage:
             continue
         spent += record.cost
-        accurate = record.accuracy >= retrained.accuracy - MARGINS.accuracy
-        if accurate and has_forgotten(record, retrained):
+        accurate = record.accuracy >= retrained.accuracy - margins.accuracy
+        if accurate and has_forgotten(record, retrained, margins):
             return Spent(
                 round=record.round, seconds=spent.seconds, steps=spent.steps, samples=spent.samples
             )
     return None
 
 
-def has_forgotten(scores: Measures, retrained: Measures) -> bool:
+def has_forgotten(
+    scores: Measures, retrained: Measures, margins: results.Margins = MARGINS
+) -> bool:
     """Say whether no test tells a model from retrain's final one as one that knows the data.
 
     The tests are those that the run has: what the trigger adds, the accuracy on a removed class,
@@ -177,7 +186,7 @@ def has_forgotten(scores: Measures, retrained: Measures) -> bool:
         (scores.trigger_adds, retrained.trigger_adds),
         (scores.class_known, retrained.class_known),
     ):
-        if ours is not None and floor is not None and ours > floor + MARGINS.backdoor:
+        if ours is not None and floor is not None and ours > floor + margins.backdoor:
             return False
     return scores.apart is None or scores.apart.finding != "remembers"
 

@@ -18,6 +18,7 @@ Ours, not the paper's; the loss is the paper's. The model starts from the old on
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from goldfish.hardware.gpu import to_cpu
 from goldfish.methods.goldfish import train_student
-from goldfish.methods.method import Method, Plan, ask, average
+from goldfish.methods.method import Method, Plan, ask, average, weight_names
 from goldfish.methods.steps import answer, check_asker, digest_of_ids, nothing_to_learn
 from goldfish.params import digest
 from goldfish.settings import (
@@ -47,6 +48,10 @@ from goldfish.unlearning.basic_model import GoldfishSettings
 FURTHER = 1 / 3
 """Length of a further turn of the sprint, as a share of the first."""
 
+LONGEST = 0.1
+"""A turn takes at most this share of the steps that the client took in the training: where these
+were few, a longer one would harm the model."""
+
 READ_AT_ONCE = 1000
 """Remaining samples that are compared with all removed ones at a time."""
 
@@ -58,7 +63,8 @@ class GoldfishSprintSettings(Settings):
     """The settings of the sprint; its rounds are its own, whatever the other methods take."""
 
     sprint_steps: Count = 30
-    """SGD steps of the clients that asked, in the first turn of the sprint."""
+    """SGD steps of the clients that asked, in the first turn of the sprint; at most a tenth of
+    those that they took in the training."""
     sprint_passes: Positive = 5.0
     """Passes over the removed data in these steps; a step takes no more of it than a batch."""
     most_turns: Count = 3
@@ -69,6 +75,9 @@ class GoldfishSprintSettings(Settings):
     """How many rounds they are."""
     sprint_step: Positive = 0.5
     """Step size of the sprint, as a share of the mean step size of the training."""
+    sprint_gain: Positive = 1.0
+    """How far the model goes along the mean change of the askers: above 1 makes up for the mean,
+    in which each of several askers' own unteaching counts only in part."""
     anneal_step: Positive = 1.0
     """Step size of the first of these rounds, as such a share; a cosine brings it to 0."""
     removed_weight: NonNegative = 0.7
@@ -87,7 +96,8 @@ class SprintSettings(GoldfishSettings):
     """What the clients are told, in the sprint and in the rounds."""
 
     steps: Count | None = None
-    """SGD steps; without them, ``epochs`` count."""
+    """SGD steps of the sprint, and no more than ``epochs`` passes over all of the client's data;
+    without them, ``epochs`` count."""
     epochs: Positive = 1.0
     """Passes over the remaining data, or a part of one."""
     removed_passes: Positive = 1.0
@@ -127,6 +137,7 @@ def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Para
         settings,
         mu_d=settings.mu_d,
         steps=math.ceil(share * settings.sprint_steps),
+        epochs=LONGEST * plan.origin.settings.rounds * plan.origin.settings.local_epochs,
         removed_passes=share * settings.sprint_passes,
         unseen_losses=unseen,
     )
@@ -143,9 +154,16 @@ def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Para
         may_be_empty=index > 1,
     )
     if asked.learned:
-        params = average(asked.learned, plan.training)
+        mean = average(asked.learned, plan.training)
+        params = mean if settings.sprint_gain == 1 else _beyond(plan, params, mean, settings)
     ended = not asked.learned or index == settings.most_turns or plan.server is None
     return replace(asked, params=params, memo={"turns": index if ended else 0})
+
+
+def _beyond(plan: Plan, start: Params, mean: Params, settings: GoldfishSprintSettings) -> Params:
+    """Return the mean with its weights moved on, away from ``start``, by the gain."""
+    weights = weight_names(plan.federation.model, start)
+    return {**mean, **{n: start[n].lerp(mean[n], settings.sprint_gain) for n in weights}}
 
 
 def _training(plan: Plan, share: float) -> TrainingSettings:
@@ -183,9 +201,10 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
             return nothing_to_learn(task)
     if not len(retained):
         return nothing_to_learn(task)
-    in_epoch = len(batch_sizes(len(retained), training.batch_size))
-    steps = settings.steps or max(1, round(settings.epochs * in_epoch))
     asked = 0 if client.removed is None else len(client.removed)
+    trained_on = len(retained) + (asked if settings.steps else 0)
+    of_epochs = settings.epochs * len(batch_sizes(trained_on, training.batch_size))
+    steps = max(1, min(round(of_epochs), settings.steps or sys.maxsize))
     size = min(training.batch_size, math.ceil(settings.removed_passes * asked / steps))
     if settings.steps:  # the sprint
         share = min(1.0, size / min(training.batch_size, len(retained)))
