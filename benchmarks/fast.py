@@ -34,7 +34,7 @@ from goldfish.experiments.engine import in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
-from goldfish.results import Cost, Final, Result
+from goldfish.results import MARGINS, Cost, Final, MethodResult, Record, Result
 
 FAST, SHORT = "goldfish-sprint", "retrain-short"
 OTHERS = ("retrain-tuned", "goldfish", "goldfish-warm")
@@ -78,7 +78,11 @@ COLUMNS = (
         "gap_high",
     ),
     *("gap_to_retrain", "gap_to_retrain_low", "gap_to_retrain_high"),
-    *("to_quality_seconds", "to_quality_samples"),
+    *("to_accuracy_seconds", "to_accuracy_samples"),
+)
+HEADINGS = (
+    *("fewer samples", "sooner", "seconds", "samples", "rounds", "MB", "accuracy", "backdoor"),
+    *("gap", "distance"),
 )
 DISTANCES = (
     *("dataset", "clients", "partition"),
@@ -136,15 +140,25 @@ def lines(cell: Cell, config: Config, out: Path, machine: Machine) -> Iterator[d
             yield {**who, "seed": cell.seed, "method": name}
             continue
         line = _line(method.final, method.cost, len(method.rounds))
-        if method.time_to_quality is not None:
-            line["to_quality_seconds"] = method.time_to_quality.seconds
-            line["to_quality_samples"] = method.time_to_quality.samples
+        line |= to_accuracy(method.rounds, result.retrain)
         yield {**who, "seed": cell.seed, "method": name, **line}
     fast, full = result.methods[FAST].cost, result.methods["retrain"].cost
     if fast is not None and full is not None:
         rounds = max(1, round(config.unlearning.rounds * fast.samples / full.samples))
         short = _retrain_short(config, out, machine, rounds)
         yield {**who, "seed": cell.seed, "method": SHORT, **short}
+
+
+def to_accuracy(rounds: Sequence[Record], retrain: MethodResult) -> dict[str, float]:
+    """Return what was spent until the accuracy was within a margin of retrain's final one."""
+    if retrain.final is None:
+        return {}
+    spent = Cost()
+    for record in rounds:
+        spent += record.cost
+        if record.accuracy >= retrain.final.accuracy - MARGINS.accuracy:
+            return {"to_accuracy_seconds": spent.seconds, "to_accuracy_samples": spent.samples}
+    return {}
 
 
 def _retrain_short(config: Config, out: Path, machine: Machine, rounds: int) -> dict[str, Any]:
@@ -230,19 +244,18 @@ def markdown(folder: Path) -> Iterator[str]:
         quality = {r["seed"]: r for r in rows if r["method"] == "retrain"}
         yield f"{setting[0]}, {setting[1]} clients, {setting[2]}, {len(quality)} seeds"
         yield ""
-        yield (
-            "| method | fewer samples | sooner | seconds | samples | rounds | MB | accuracy "
-            "| backdoor | gap | distance |"
-        )
-        yield "|---" * 11 + "|"
+        yield f"| method | {' | '.join(HEADINGS)} |"
+        yield "|---" * (1 + len(HEADINGS)) + "|"
         for method in methods:
             own = [row for row in rows if row["method"] == method and row["seconds"]]
             apart = [r for r in measured if _setting(r) == setting and r["method"] == method]
-            cells = _cells(own, quality, apart) if own else ["diverged", *[""] * 9]
+            cells = (
+                _cells(own, quality, apart) if own else ["diverged", *[""] * (len(HEADINGS) - 1)]
+            )
             yield f"| {method} | {' | '.join(cells)} |"
         for noise in measured:
             if _setting(noise) == setting and noise["method"] == "oracles":
-                yield "| oracles" + " |" * 10 + f" {_distance(noise)} |"
+                yield "| oracles" + " |" * len(HEADINGS) + f" {_distance(noise)} |"
         yield ""
 
 
@@ -265,7 +278,7 @@ def _cells(
         return statistics.mean(float(row[column]) for row in own)
 
     for kind in ("samples", "seconds"):
-        ratios = [float(quality[r["seed"]][f"to_quality_{kind}"]) / float(r[kind]) for r in own]
+        ratios = [float(quality[r["seed"]][f"to_accuracy_{kind}"]) / float(r[kind]) for r in own]
         yield f"{statistics.mean(ratios):.1f}" if own[0]["method"] != "origin" else ""
     yield f"{mean('seconds'):.2f}"
     yield f"{mean('samples'):,.0f}"

@@ -38,7 +38,15 @@ def test_the_queue_goes_on_where_it_ended_and_adds_each_run_once(
     assert table[0] == ["digits, 5 clients, iid, 1 seeds"]
     cells = {line[0]: line[1:] for line in table if len(line) > 1}
     fast, retrain = rows["goldfish-sprint"], rows["retrain"]
-    sooner = float(retrain["to_quality_samples"]) / float(fast["samples"])
+    sooner = float(retrain["to_accuracy_samples"]) / float(fast["samples"])
     assert cells["goldfish-sprint"][0] == f"{sooner:.1f}"
     assert cells["retrain"][6] == f"{float(retrain['accuracy']):.2f}"
     assert all("/" in cells[name][-1] for name in ("origin", "goldfish-sprint", "retrain"))
+
+
+def test_the_tables_of_the_page_are_those_of_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    docs = SCRIPT.parents[1] / "docs"
+    runpy.run_path(str(SCRIPT))["main"](["--out", str(docs / "fast"), "--table"])
+    tables = capsys.readouterr().out.strip()
+    assert tables.count("| goldfish-sprint |") == 4
+    assert tables in (docs / "fast.md").read_text()
