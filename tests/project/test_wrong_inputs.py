@@ -181,7 +181,7 @@ def test_a_full_disk_loses_nothing(project: Project) -> None:
 def test_a_flipped_byte_in_what_is_being_made_is_told_and_harms_nothing(trained: Project) -> None:
     """Each file of an interrupted pass, one after the other; then it goes on to the same bits."""
     trained.forget("client-1", label=0, machine=MACHINE)
-    steps = trained.unlearn(MACHINE)
+    steps = trained.unlearn(MACHINE, "goldfish-sprint")
     for step in steps:
         if step.round == 2:
             break
