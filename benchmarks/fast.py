@@ -104,6 +104,11 @@ class Cell:
         """The run's directory."""
         return f"{self.dataset}-{self.clients}-{self.partition}-{self.seed}"
 
+    @property
+    def setting(self) -> dict[str, Any]:
+        """Its columns in both tables."""
+        return {"dataset": self.dataset, "clients": self.clients, "partition": self.partition}
+
     def config(self, others: Sequence[str], rounds: int | None) -> Config:
         """Return the run's configuration; ``rounds`` shortens it."""
         model, training = SETTINGS[self.dataset]
@@ -134,19 +139,19 @@ def finish(name: str, steps: Iterable[object], until: float) -> bool:
 def lines(cell: Cell, config: Config, out: Path, machine: Machine) -> Iterator[dict[str, Any]]:
     """Yield what is known of each method of a finished run."""
     result = Result.model_validate_json((out / "result.json").read_text())
-    who = {"dataset": cell.dataset, "clients": cell.clients, "partition": cell.partition}
+    who = {**cell.setting, "seed": cell.seed}
     for name, method in result.methods.items():
         if method.final is None or method.cost is None:  # it diverged
-            yield {**who, "seed": cell.seed, "method": name}
+            yield {**who, "method": name}
             continue
         line = _line(method.final, method.cost, len(method.rounds))
         line |= to_accuracy(method.rounds, result.retrain)
-        yield {**who, "seed": cell.seed, "method": name, **line}
+        yield {**who, "method": name, **line}
     fast, full = result.methods[FAST].cost, result.methods["retrain"].cost
     if fast is not None and full is not None:
         rounds = max(1, round(config.unlearning.rounds * fast.samples / full.samples))
         short = _retrain_short(config, out, machine, rounds)
-        yield {**who, "seed": cell.seed, "method": SHORT, **short}
+        yield {**who, "method": SHORT, **short}
 
 
 def to_accuracy(rounds: Sequence[Record], retrain: MethodResult) -> dict[str, float]:
@@ -203,8 +208,7 @@ def distances(cell: Cell, out: Path) -> Iterator[dict[str, Any]]:
     audit = read_audit(out)
     if audit is None or audit.noise is None:
         raise SystemExit(f"{out} was not audited.")
-    who = {"dataset": cell.dataset, "clients": cell.clients, "partition": cell.partition}
-    who["models"] = audit.models
+    who = {**cell.setting, "models": audit.models}
     yield {**who, "method": "oracles", **audit.noise.model_dump()}
     for name, found in audit.methods.items():
         line: dict[str, Any] = {"method": name, "verdict": found.word}

@@ -18,7 +18,6 @@ Ours, not the paper's; the loss is the paper's. The model starts from the old on
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -203,8 +202,9 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
         return nothing_to_learn(task)
     asked = 0 if client.removed is None else len(client.removed)
     trained_on = len(retained) + (asked if settings.steps else 0)
-    of_epochs = settings.epochs * len(batch_sizes(trained_on, training.batch_size))
-    steps = max(1, min(round(of_epochs), settings.steps or sys.maxsize))
+    in_epoch = len(batch_sizes(trained_on, training.batch_size))
+    steps = max(1, round(settings.epochs * in_epoch))
+    steps = min(steps, settings.steps or steps)
     size = min(training.batch_size, math.ceil(settings.removed_passes * asked / steps))
     if settings.steps:  # the sprint
         share = min(1.0, size / min(training.batch_size, len(retained)))
