@@ -40,6 +40,8 @@ class Difference(Part):
     unlearned: int
     """How many models unlearned."""
     oracles: int
+    of_samples: float = 0.0
+    """Half of the interval that the samples alone would give, however many models there are."""
 
     @property
     def beyond_chance(self) -> bool:

@@ -18,6 +18,7 @@ from goldfish.evaluation.attacks import (
 from goldfish.evaluation.audit import (
     Measured,
     Shifted,
+    Shifts,
     audit_verdict,
     difference,
     shifts,
@@ -117,8 +118,12 @@ def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
     """
     spread = torch.tensor([-0.1, 0.1] * 4, dtype=torch.float64)
 
+    def of(means: torch.Tensor) -> Shifts:
+        return Shifts(means, means.square())
+
     def shifted(memory: float) -> Shifted:
-        return Shifted((shift + memory + 2 * spread, 2 * spread), (shift + spread, spread))
+        removed = of(shift + memory + 2 * spread), of(2 * spread)
+        return Shifted(removed, (of(shift + spread), of(spread)), (60, 300))
 
     accuracy = difference([97.2, 97.4] * 4, [97.9, 98.1] * 4)
     found = verdict_on(shifted(0.0), accuracy, shifted(origin))

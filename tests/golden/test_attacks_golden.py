@@ -18,7 +18,15 @@ from goldfish.evaluation.attacks import (
     roc_points,
     true_positives,
 )
-from goldfish.evaluation.audit import band, class_weights, difference, shifts
+from goldfish.evaluation.audit import (
+    Shifted,
+    Shifts,
+    band,
+    class_weights,
+    difference,
+    effective,
+    shifts,
+)
 from goldfish.evaluation.harm import harm
 
 
@@ -179,16 +187,44 @@ def test_the_band_of_a_further_oracle() -> None:
 
 
 def test_shifts() -> None:
-    """One sample: the spread is its own, as half of it twice.
+    """One sample. Oracles 1, 2, 3: mean 2, variance 1, which is also the mean over all samples.
 
-    Oracles 1, 2, 3: mean 2, standard deviation 1. An unlearned model at 4 is shifted by 2. The
-    oracle at 1 is compared with the mean 2.5 of the others: -1.5; that at 2 with 2: 0. Where all
-    samples, also elsewhere, have the mean variance 7, the spread is 2, the root of (1 + 7) / 2.
+    The spread is the root of (1 + 1) / 2. An unlearned model at 4 is shifted by 2. The oracle at 1
+    is compared with the mean 2.5 of the others: -1.5; that at 2 with 2: 0. For the square of the
+    first the variance is that of the others, 2 and 3, alone: 1.5^2 over (1/2 + 1) / 2 = 3/4. Where
+    all samples, also elsewhere, have the mean variance 7, the spread is 2, the root of (1 + 7) / 2,
+    and 3/4 is 15/4.
     """
-    for usual, spread in ((None, 1), (7.0, 2)):
+    for usual, spread, of_others in ((None, 1, 3 / 4), (7.0, 2, 15 / 4)):
         ours, theirs = shifts(column(4), column(1, 2, 3), usual=usual)
-        assert ours.tolist() == pytest.approx([2 / spread])
-        assert theirs.tolist() == pytest.approx([-1.5 / spread, 0, 1.5 / spread])
+        assert ours.mean.tolist() == pytest.approx([2 / spread])
+        assert ours.square.tolist() == pytest.approx([4 / spread**2])
+        assert theirs.mean.tolist() == pytest.approx([-1.5 / spread, 0, 1.5 / spread])
+        square = 1.5**2 / of_others
+        assert theirs.square.tolist() == pytest.approx([square, 0, square])
+
+
+def test_the_error_of_the_samples() -> None:
+    """Two models whose shifts are 1, 3 and 2, 6 on two removed samples: variances 1 and 4.
+
+    Their mean is 2.5. Those of the oracles vary by 0.5, so that 2 are left: with 2 samples, 1. On
+    unseen samples the models vary less than the oracles, which adds nothing. The standard error is
+    the root, 1. As a further error beside that of the golden difference, 10/9, it makes half of
+    the interval 5.840909 * sqrt(10/9 + 1).
+    """
+    removed = Shifts(torch.tensor([2.0, 4.0]), torch.tensor([5.0, 20.0]))
+    noise = Shifts(torch.zeros(3), torch.full((3,), 0.5))
+    shifted = Shifted((removed, noise), (noise, removed), (2, 100))
+    assert shifted.error == pytest.approx(1)
+    found = difference([3, 5], [1, 2, 3], shifted.error)
+    assert found.half == pytest.approx(5.840909 * math.sqrt(10 / 9 + 1), rel=1e-6)
+    assert found.of_samples == pytest.approx(5.840909, rel=1e-6)
+
+
+def test_how_many_equal_samples_weighed_ones_are_worth() -> None:
+    """Weights 2, 1, 1: (2 + 1 + 1)^2 / (4 + 1 + 1) = 8/3. Equal weights count each sample."""
+    assert effective(torch.tensor([2.0, 1.0, 1.0])) == pytest.approx(8 / 3)
+    assert effective(torch.full((5,), 0.1)) == pytest.approx(5)
 
 
 def test_class_weights() -> None:

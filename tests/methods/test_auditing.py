@@ -16,9 +16,11 @@ from goldfish.evaluation.attacks import margins, membership
 from goldfish.evaluation.audit import (
     Measured,
     Shifted,
+    Shifts,
     audit_verdict,
     class_weights,
     difference,
+    effective,
     shifts,
     verdict_on,
 )
@@ -103,13 +105,16 @@ def test_what_clients_tell_gives_the_verdict_of_the_samples(
     oracles, origin = [measured[name] for name in ORACLES], [measured["origin"]]
     weights = class_weights(witnesses.labels, labels)
     assert torch.equal(weights, class_weights(of_removed, labels))
-    theirs = torch.tensor([told[name] for name in ORACLES], dtype=torch.float64)
     stacked = torch.stack([oracle.unseen for oracle in oracles])
 
     def verdict_told(name: str) -> AuditVerdict:
+        def told_of(*names: str) -> Shifts:
+            return Shifts(*torch.tensor([told[name] for name in names], dtype=torch.float64).T)
+
         def shifted(name: str) -> Shifted:
             unseen = shifts(measured[name].unseen.unsqueeze(0), stacked, weights)
-            return Shifted((torch.tensor([told[name]], dtype=torch.float64), theirs), unseen)
+            counts = (len(of_removed), effective(weights))
+            return Shifted((told_of(name), told_of(*ORACLES)), unseen, counts)
 
         accuracy = difference([measured[name].accuracy], [one.accuracy for one in oracles])
         return verdict_on(shifted(name), accuracy, shifted("origin"))
@@ -121,6 +126,7 @@ def test_what_clients_tell_gives_the_verdict_of_the_samples(
         assert found.memory is not None
         assert expected.memory is not None
         assert found.memory.value == pytest.approx(expected.memory.value, abs=1e-12)
+        assert found.memory.high == pytest.approx(expected.memory.high, abs=1e-12)
         assert found.oracles == pytest.approx(expected.oracles, abs=1e-12)
         share = membership(measured[name].removed, of_removed, measured[name].unseen, labels)
         assert share is not None

@@ -224,7 +224,8 @@ def test_neighbours_say_how_far_a_removed_sample_is_unlearned(
     Removed are 0.1 with label 0, 0.2 with label 1 and 10.4 with label 1. Of the three nearest 3, 0
     and 2 have the label, so the probabilities are 3.5/4, 0.5/4 and 2.5/4. With more neighbours
     than there are samples all five count: 3, 2 and 2 of them, over 6. Read two at a time it is the
-    same. Tokens have no neighbours.
+    same. If at most two are compared they are those at 0 and 2, the places 0 and 5 // 2: both have
+    label 0, so that of two neighbours 2, 0 and 0 have the label, over 3. Tokens have no neighbours.
     """
 
     def at(places: list[float], labels: list[int]) -> TensorExamples:
@@ -239,6 +240,9 @@ def test_neighbours_say_how_far_a_removed_sample_is_unlearned(
         assert losses.tolist() == SAME([math.log(4 / 3.5), math.log(8), math.log(4 / 2.5)])
         losses = neighbour_losses(removed, retained, 9)
         assert losses.tolist() == SAME([math.log(6 / 3.5), math.log(6 / 2.5), math.log(6 / 2.5)])
+    monkeypatch.setattr(goldfish_sprint, "COMPARED", 2)
+    losses = neighbour_losses(removed, retained, 2)
+    assert losses.tolist() == SAME([math.log(3 / 2.5), math.log(6), math.log(6)])
     tokens = TensorExamples(torch.tensor([[1, 2]]), torch.tensor([0]), ["a"])
     assert not len(neighbour_losses(tokens, tokens, 3))
 

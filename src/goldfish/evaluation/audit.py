@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,11 +52,14 @@ class Measured:
     """In percent, on the test set."""
 
 
-def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Difference:
+def difference(
+    unlearned: Sequence[float], oracles: Sequence[float], error: float = 0.0
+) -> Difference:
     """Return the difference of the means with Student's 99 % interval.
 
     The spread is pooled over both sides; a single unlearned model adds none of its own, and the
-    interval is then that in which a further oracle would be expected.
+    interval is then that in which a further oracle would be expected. ``error`` is a further
+    standard error, which does not come from the models: that of the samples.
     """
     from scipy.special import stdtrit  # here, since importing scipy takes its time
 
@@ -68,11 +72,17 @@ def difference(unlearned: Sequence[float], oracles: Sequence[float]) -> Differen
     theirs = torch.tensor(oracles, dtype=torch.float64)
     freedom = len(ours) + len(theirs) - 2
     squares = sum(((side - side.mean()).square().sum().item() for side in (ours, theirs)), 0.0)
-    error = math.sqrt(squares / freedom * (1 / len(ours) + 1 / len(theirs)))
-    half = float(stdtrit(freedom, 0.5 + INTERVAL / 200)) * error
+    of_models = math.sqrt(squares / freedom * (1 / len(ours) + 1 / len(theirs)))
+    quantile = float(stdtrit(freedom, 0.5 + INTERVAL / 200))
+    half = quantile * math.hypot(of_models, error)
     value = (ours.mean() - theirs.mean()).item()
     return Difference(
-        value=value, low=value - half, high=value + half, unlearned=len(ours), oracles=len(theirs)
+        value=value,
+        low=value - half,
+        high=value + half,
+        unlearned=len(ours),
+        oracles=len(theirs),
+        of_samples=quantile * error,
     )
 
 
@@ -86,14 +96,29 @@ def mean_variance(oracles: Tensor) -> float:
     return oracles.var(dim=0, correction=1).mean().item()
 
 
+class Shifts(NamedTuple):
+    """The shifts of a side's models from the oracles: two numbers for each model."""
+
+    mean: Tensor
+    """Over the samples."""
+    square: Tensor
+    """The mean of their squares."""
+
+    @property
+    def variance(self) -> float:
+        """How much shifts vary from sample to sample, the mean over the models."""
+        return (self.square - self.mean.square()).mean().item()
+
+
 def shifts(
     unlearned: Tensor, oracles: Tensor, weights: Tensor | None = None, usual: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return one number for each model of both sides: its mean shift from the oracles.
+) -> tuple[Shifts, Shifts]:
+    """Return the shifts of both sides from the oracles.
 
     The shift of a sample is its margin minus the oracles' mean, in standard deviations between
     oracles; an oracle is compared with the mean of the others. A few oracles give a poor variance
-    for one sample, so it is taken half from that sample and half from the mean over all samples.
+    for one sample, so it is taken half from that sample and half from the mean over all samples;
+    for an oracle's squares, which it would make smaller itself, from the others alone.
     ``weights`` weigh the samples, such as classes of unseen samples in the proportions of the
     removed ones. ``usual`` is that mean where there are more samples than these, elsewhere.
     """
@@ -101,13 +126,21 @@ def shifts(
     if weights is None:
         weights = torch.ones(unlearned.shape[1])
     share = weights.double() / weights.double().sum()
-    variance = oracles.var(dim=0, correction=1)
     usual = mean_variance(oracles) if usual is None else usual
-    spread = ((variance + usual) / 2).sqrt().clamp_min(LEAST_SPREAD)
-    others = (oracles.sum(dim=0) - oracles) / (len(oracles) - 1)
-    ours = (unlearned - oracles.mean(dim=0)) / spread
-    theirs = (oracles - others) / spread
-    return (ours * share).sum(dim=1), (theirs * share).sum(dim=1)
+    count, mean = len(oracles), oracles.mean(dim=0)
+    squares = (oracles - mean).square().sum(dim=0)
+    others = (count * mean - oracles) / (count - 1)
+    of_others = squares - (oracles - mean) * (oracles - others)
+
+    def spread(squares: Tensor, freedom: int) -> Tensor:
+        return ((squares / max(1, freedom) + usual) / 2).sqrt().clamp_min(LEAST_SPREAD)
+
+    usually = spread(squares, count - 1)
+    ours, theirs = (unlearned - mean) / usually, (oracles - others) / usually
+    alone = (oracles - others) / spread(of_others, count - 2)
+    mine = Shifts((ours * share).sum(dim=1), (ours.square() * share).sum(dim=1))
+    noise = Shifts((theirs * share).sum(dim=1), (alone.square() * share).sum(dim=1))
+    return mine, noise
 
 
 def class_weights(removed_labels: Tensor, unseen_labels: Tensor) -> Tensor:
@@ -119,6 +152,11 @@ def class_weights(removed_labels: Tensor, unseen_labels: Tensor) -> Tensor:
     if float(weights.sum()) == 0:
         raise ConfigError("No unseen sample has a class of the removed ones: nothing to compare.")
     return weights
+
+
+def effective(weights: Tensor) -> float:
+    """Return of how many equal samples the mean is as exact as the weighed mean of these."""
+    return (weights.sum().square() / weights.square().sum()).item()
 
 
 def audit_verdict(
@@ -148,7 +186,11 @@ def audit_verdict(
     def compared(models: Sequence[Measured]) -> Shifted:
         removed = [torch.stack([model.removed for model in side]) for side in (models, oracles)]
         unseen = [torch.stack([model.unseen for model in side]) for side in (models, oracles)]
-        return Shifted(shifts(removed[0], removed[1]), shifts(unseen[0], unseen[1], weights))
+        return Shifted(
+            shifts(removed[0], removed[1]),
+            shifts(unseen[0], unseen[1], weights),
+            (len(removed_labels), effective(weights)),
+        )
 
     accuracy = difference([m.accuracy for m in unlearned], [m.accuracy for m in oracles])
     return verdict_on(compared(unlearned), accuracy, compared(origins) if origins else None)
@@ -156,26 +198,41 @@ def audit_verdict(
 
 @dataclass(frozen=True)
 class Shifted:
-    """The shifts of models that unlearned (or of origins) and of oracles, one number a model."""
+    """The shifts of models that unlearned (or of origins) and of oracles."""
 
-    removed: tuple[Tensor, Tensor]
+    removed: tuple[Shifts, Shifts]
     """On removed samples: of the models, and of the oracles."""
-    unseen: tuple[Tensor, Tensor]
+    unseen: tuple[Shifts, Shifts]
     """On unseen samples, weighed by class as the removed ones."""
+    samples: tuple[float, float]
+    """How many removed and unseen samples these are."""
 
     @property
     def beyond(self) -> tuple[list[float], list[float]]:
-        """What removed samples show beyond unseen ones, for both sides."""
-        ours, theirs = [(a - b).tolist() for a, b in zip(self.removed, self.unseen, strict=True)]
+        """What removed samples show beyond unseen ones, one number a model, for both sides."""
+        sides = zip(self.removed, self.unseen, strict=True)
+        ours, theirs = [(removed.mean - unseen.mean).tolist() for removed, unseen in sides]
         return ours, theirs
+
+    @property
+    def error(self) -> float:
+        """The standard error that which samples happen to be removed adds to what they show.
+
+        Between oracles it is a part of their noise. Models of another kind treat one sample quite
+        otherwise than the next: what their shifts vary beyond those of oracles is counted here.
+        """
+        squares = 0.0
+        for (ours, theirs), count in zip((self.removed, self.unseen), self.samples, strict=True):
+            squares += max(0.0, ours.variance - theirs.variance) / count
+        return math.sqrt(squares)
 
 
 def verdict_on(shifted: Shifted, accuracy: Difference, origins: Shifted | None) -> AuditVerdict:
     """Say what shifts show: the part of :func:`audit_verdict` that needs no sample."""
     own, noise = shifted.beyond
-    memory = difference(own, noise)
-    general = difference(shifted.unseen[0].tolist(), shifted.unseen[1].tolist())
-    before = None if origins is None else difference(*origins.beyond)
+    memory = difference(own, noise, shifted.error)
+    general = difference(*(side.mean.tolist() for side in shifted.unseen))
+    before = None if origins is None else difference(*origins.beyond, origins.error)
     word, sentence = _judged(memory, general, accuracy, before)
     return AuditVerdict(
         word=word,
@@ -203,16 +260,20 @@ def _judged(
             f"Margins on removed samples are above those of retrained models by {told} standard "
             f"deviations more than margins on unseen samples: outside of {noise}.{share}"
         )
+    worse = ""
     if memory.beyond_chance and memory.value <= -MEMORY_SHIFT:
-        return "over-forgets", (
+        worse = (
             f"Removed samples are treated worse than unseen ones, by {told} standard deviations of "
             "their margins: that itself tells who was removed."
         )
     if accuracy.beyond_chance and accuracy.value <= -ACCURACY_MARGIN:
-        return "damaged", (
+        lost = (
             f"Accuracy is {-accuracy.value:.2f} points below that of retrained models "
             f"({INTERVAL} % interval {-accuracy.high:.2f} to {-accuracy.low:.2f})."
         )
+        return "damaged", f"{lost} {worse}".strip()
+    if worse:
+        return "over-forgets", worse
     unjudged = _unjudged(memory, before)
     if general.beyond_chance and abs(general.value) >= GENERAL_SHIFT:
         sure = "less" if general.value < 0 else "more"
@@ -260,9 +321,13 @@ def _unjudged(memory: Difference, before: Difference | None) -> str:
             f"{told} There is one model that unlearned: more oracles help a little, more removed "
             "samples more."
         )
-    widest = max(memory.half, 0.0 if before is None else before.half)
+    both = [memory, *([] if before is None else [before])]
+    room = visible**2 - max(own.of_samples for own in both) ** 2
+    if room <= 0:
+        return f"{told} More removed samples would show it, more models would not."
+    widest = max(own.half**2 - own.of_samples**2 for own in both)
     error = 1 / memory.unlearned + 1 / memory.oracles
-    wanted = math.ceil(2 / error * (widest / visible) ** 2)
+    wanted = math.ceil(2 / error * widest / room)
     return f"{told} About {wanted} unlearned models and as many oracles would show it."
 
 

@@ -13,7 +13,16 @@ import torch
 
 from goldfish.audits import Audit, AuditedMethod, QuickAudit, Tier
 from goldfish.evaluation.attacks import margins
-from goldfish.evaluation.audit import Shifted, band, class_weights, difference, shifts, verdict_on
+from goldfish.evaluation.audit import (
+    Shifted,
+    Shifts,
+    band,
+    class_weights,
+    difference,
+    effective,
+    shifts,
+    verdict_on,
+)
 from goldfish.evaluation.harm import with_places
 from goldfish.experiments.audit_models import FOLDER, ORACLE, AuditModels, kept_path
 from goldfish.methods.auditing import Witnesses
@@ -77,11 +86,16 @@ def audit_by_clients(
         return found.model_copy(update={"methods": dict.fromkeys(own, nothing)})
     weights = class_weights(removed, labels)
     of_oracles = torch.stack([unseen[name] for name in oracles])
-    theirs = torch.tensor([told[name] for name in oracles], dtype=torch.float64)
+
+    def told_of(*names: str) -> Shifts:
+        return Shifts(*torch.tensor([told[name] for name in names], dtype=torch.float64).T)
 
     def shifted(name: str) -> Shifted:
-        ours = torch.tensor([told[name]], dtype=torch.float64)
-        return Shifted((ours, theirs), shifts(unseen[name].unsqueeze(0), of_oracles, weights))
+        return Shifted(
+            (told_of(name), told_of(*oracles)),
+            shifts(unseen[name].unsqueeze(0), of_oracles, weights),
+            (len(removed), effective(weights)),
+        )
 
     methods = {}
     for name in own:

@@ -100,7 +100,10 @@ def look_step(task: Task[LookSettings], client: Client, workspace: Workspace) ->
 
 
 def compare_step(task: Task[CompareSettings], client: Client, _workspace: Workspace) -> Update:
-    """Tell each model's mean shift on the removed samples, or first how much oracles vary."""
+    """Tell each model's mean shift on the removed samples and that of its square.
+
+    First, where the others are not known yet, tell how much oracles vary.
+    """
     asked = task.settings
     ours, oracles = (
         torch.stack([_kept(client, name, "margins") for name in names])
@@ -108,9 +111,12 @@ def compare_step(task: Task[CompareSettings], client: Client, _workspace: Worksp
     )
     if asked.usual is None:
         return answer(task, {}, 0, [], {"variance": mean_variance(oracles)})
-    means = torch.cat(shifts(ours, oracles, usual=asked.usual)).tolist()
-    shift_of = dict(zip((*asked.models, *asked.oracles), means, strict=True))
-    return answer(task, {}, 0, [], shift_of)
+    names = (*asked.models, *asked.oracles)
+    sides = shifts(ours, oracles, usual=asked.usual)
+    means, squares = (torch.cat(both).tolist() for both in zip(*sides, strict=True))
+    told = dict(zip(names, means, strict=True))
+    told |= dict(zip(map(_squared, names), squares, strict=True))
+    return answer(task, {}, 0, [], told)
 
 
 def drop_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Update:
@@ -118,6 +124,11 @@ def drop_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Up
     for key in list(client.state.arrays):
         del client.state.arrays[key]
     return answer(task, {}, 0, [])
+
+
+def _squared(name: str) -> str:
+    """Return the name under which the mean square of a model's shifts is told."""
+    return f"{name} squared"
 
 
 def _kept(client: Client, name: str, what: str) -> Tensor:
@@ -208,13 +219,19 @@ class Witnesses:
         self._ask(LOOK, settings, list(self.removed), {AUDITED: params})
         self._oracles.append(name)
 
-    def shifts(self) -> dict[str, float]:
-        """Return each model's mean shift over the removed samples of all clients that tell."""
+    def shifts(self) -> dict[str, tuple[float, float]]:
+        """Return each model's mean shift over the removed samples of all clients that tell.
+
+        Beside it stands the mean of its square.
+        """
         names: dict[str, Any] = {"models": self._models, "oracles": self._oracles}
         told = self._ask(COMPARE, CompareSettings(**names), list(self.removed))
         usual = self._mean(told, "variance")
         told = self._ask(COMPARE, CompareSettings(**names, usual=usual), list(self.removed))
-        return {name: self._mean(told, name) for name in (*self._models, *self._oracles)}
+        return {
+            name: (self._mean(told, name), self._mean(told, _squared(name)))
+            for name in (*self._models, *self._oracles)
+        }
 
     def _mean(self, told: Mapping[str, Mapping[str, float]], name: str) -> float:
         """Return the mean over the samples of clients that tell the means over their own."""
