@@ -231,7 +231,8 @@ def verdict_on(shifted: Shifted, accuracy: Difference, origins: Shifted | None) 
     """Say what shifts show: the part of :func:`audit_verdict` that needs no sample."""
     own, noise = shifted.beyond
     memory = difference(own, noise, shifted.error)
-    general = difference(*(side.mean.tolist() for side in shifted.unseen))
+    on_all, of_oracles = (side.mean.tolist() for side in shifted.unseen)
+    general = difference(on_all, of_oracles)
     before = None if origins is None else difference(*origins.beyond, origins.error)
     word, sentence = _judged(memory, general, accuracy, before)
     return AuditVerdict(
