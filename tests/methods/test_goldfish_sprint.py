@@ -160,6 +160,27 @@ def test_the_model_of_a_lone_asker_has_full_weight(
     assert digest(_after_the_sprint(changed)) == digest(first)
 
 
+def test_who_has_nothing_of_a_removed_class_has_no_part_in_the_sprint(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """All clients are asked for class 2, and client-1 alone has it: the sprint's bits are its own.
+
+    Nor do the others take further turns, in which it has nothing left to forget.
+    """
+    first, *others = make_clients()
+    clients = [first]
+    for client in others:
+        inputs, labels = client.retained.batch(torch.arange(len(client.retained)))
+        examples = TensorExamples(inputs, labels % 2, client.retained.ids)
+        clients.append(replace(client, retained=examples))
+    trained = goldfish.train(Watched(clients, small_net), rounds=4, learning_rate=0.1)
+    test, small = first.retained, {"sprint_step": 0.01, "anneal_rounds": 1}
+    asked = [DeletionRequest(client.id, class_label=2) for client in clients]
+    by_all, by_one = (sprint(trained, some, test=test, **small) for some in (asked, asked[:1]))
+    assert [r.cost.steps for r in by_all.rounds] == [r.cost.steps for r in by_one.rounds]
+    assert digest(by_all.params) == digest(by_one.params)
+
+
 def test_a_sprint_is_at_most_a_tenth_of_the_training(
     make_clients: MakeClients, small_net: Net
 ) -> None:

@@ -64,7 +64,7 @@ REMEMBERED = 0.5
 class GoldfishSprintSettings(Settings):
     """The settings of the sprint; its rounds are its own, whatever the other methods take."""
 
-    sprint_steps: Count = 30
+    sprint_steps: Count = 12
     """SGD steps of the clients that asked, in the first turn of the sprint; at most a tenth of
     those that they took in the training."""
     sprint_passes: Positive = 5.0
@@ -75,7 +75,7 @@ class GoldfishSprintSettings(Settings):
     """Length of the rounds of all clients after it, as a share of the epochs of the training."""
     anneal_rounds: Count = 8
     """How many rounds they are."""
-    sprint_step: Positive = 0.5
+    sprint_step: Positive = 1.0
     """Step size of the sprint, as a share of the mean step size of the training."""
     sprint_gain: Positive = 1.0
     """How far the model goes along the mean change of the askers: above 1 makes up for the mean,
@@ -191,19 +191,20 @@ def cosine(place: int, rounds: int) -> float:
 def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace) -> Update:
     """Train on remaining and removed data; in a further turn, only where it is remembered.
 
+    In the sprint a client that has nothing of what is asked for, such as a class, has no part.
     The removed data's part of the loss is a mean, as in the paper, which would push twenty samples
     as hard as two thousand. In the sprint a removed sample weighs as much as a remaining one.
     """
     check_asker(task, client)
     settings, training, retained = task.settings, task.training, client.retained
+    asked = 0 if client.removed is None else len(client.removed)
+    if not len(retained) or (settings.steps and not asked):
+        return nothing_to_learn(task)
     if settings.unseen_losses and client.removed is not None:
         student = workspace.load("student", task.arrays["model"])
         logits = predict(student.module, client.removed)
         if not remembers(logits, client.removed.labels.cpu(), settings.unseen_losses):
             return nothing_to_learn(task)
-    if not len(retained):
-        return nothing_to_learn(task)
-    asked = 0 if client.removed is None else len(client.removed)
     trained_on = len(retained) + (asked if settings.steps else 0)
     in_epoch = len(batch_sizes(trained_on, training.batch_size))
     steps = max(1, round(settings.epochs * in_epoch))
