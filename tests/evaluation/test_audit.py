@@ -136,6 +136,35 @@ def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
         assert ("cannot be told whether it remembers" in found.sentence) == (origin < 0.4)
 
 
+def test_removed_samples_of_a_class_without_unseen_ones_are_left_out() -> None:
+    """Half of the removed samples are of a class that is in no test, and models know it better.
+
+    Whether that is a memory nobody can tell: the verdict is that on the other half.
+    """
+    labels = LABELS[:REMOVED].clone()
+    labels[::2] = 10
+    oracles, origins = made(8, 1), made(8, 9, removed=1.0)
+    surer = [Measured(m.removed + 3 * (labels == 10), m.unseen, m.accuracy) for m in made(8, 7)]
+    assert audit_verdict(surer, oracles, labels, LABELS, origins).word == "indistinguishable"
+
+
+def test_what_models_of_another_kind_show_by_chance_is_no_verdict_on_removed_samples() -> None:
+    """Models that are less sure of everything, of each sample by an amount of its own.
+
+    The removed samples happen to be among those that they are least sure of. Without the error of
+    the samples every third of them would be accused.
+    """
+    words = []
+    for seed in range(100):
+        own = 2 * torch.randn(REMOVED + UNSEEN, generator=torch.Generator().manual_seed(seed))
+        other = [
+            Measured(m.removed + own[:REMOVED], m.unseen + own[REMOVED:], m.accuracy)
+            for m in made(4, 10**6 + seed, everything=-2.0)
+        ]
+        words.append(judged(other, made(8, 2 * 10**6 + seed)).word)
+    assert words.count("different") >= 95
+
+
 def test_too_few_oracles_are_not_evidence() -> None:
     """One oracle shows no noise; four that differ widely say how many would be needed.
 

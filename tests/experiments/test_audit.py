@@ -84,6 +84,41 @@ def test_origin_remembers_and_retraining_cannot_be_told_from_the_oracles(audited
     assert retrain.attack.at_1_percent.rate < 0.1
 
 
+def test_weights_by_the_test_set_one_sample_and_a_class_that_nobody_else_has(
+    tmp_path: Path,
+) -> None:
+    """Three things that an audit meets: adaptive weights, one removed sample, a class of its own.
+
+    The weights of equation (12) measure the clients of oracles too. One sample is not learned
+    again. The removed sample's class is in no test: there is nothing to compare it with.
+    """
+    draw = np.random.default_rng(0)
+    labels = np.arange(40) % 2
+    labels[0] = 2
+    images = draw.integers(0, 255, (60, 4, 4, 1)).astype(np.uint8)
+    parts: dict[str, Any] = {"x_train": images[:40], "y_train": labels}
+    parts |= {"x_test": images[40:], "y_test": np.arange(20) % 2}
+    np.savez(tmp_path / "data.npz", **parts)
+    (tmp_path / "ids.txt").write_text("0\n")
+    config = parse_config(
+        {
+            "data": {"name": "npz", "path": str(tmp_path / "data.npz"), "clients": 2},
+            "model": {"name": "mlp", "options": {"hidden": 4}},
+            "training": {"rounds": 1, "aggregation": "adaptive", "batch_size": 10},
+            "deletion": {"samples": str(tmp_path / "ids.txt")},
+            "unlearning": {"methods": ["retrain"], "rounds": 1},
+        }
+    )
+    run = tmp_path / "run"
+    list(run_experiment(config, run, MACHINE))
+    list(audit_run(run, MACHINE, models=4))
+    found = Audit.read(run / AUDIT)
+    assert found.quick["retrain"].relearning is None
+    assert found.methods["retrain"].word == "not enough evidence"
+    assert "No unseen sample has a class of the removed ones" in found.methods["retrain"].sentence
+    assert found.notes == ["No unseen sample has the class of 1 of the removed ones: left out."]
+
+
 def test_what_is_there_is_not_made_again(audited: Path) -> None:
     """A lost measurement is made again with the same bits; the others are read."""
     before = (audited / AUDIT).read_bytes()

@@ -113,11 +113,15 @@ def test_roc_points() -> None:
 def test_membership() -> None:
     """Class 0: removed 3 and 1 against unseen 0 and 2; class 1: removed 5 against unseen 4 and 5.
 
-    3 beats both, 1 beats one, 5 beats one and ties with one: shares 1, 1/2 and 3/4, mean 3/4. The
-    shares have variance 1/16, a third of which is 1/48. Unseen samples are beaten by a share of
-    the removed ones of their class: 0 by all, 2 by half, variance 1/8; 4 by all, 5 by half:
-    1/8. Weights 2/3 and 1/3: (4/9 + 1/9) * 1/8 / 2 = 5/144. Half of the interval is 1.96 times
-    the root of 1/48 + 5/144 = 1/18: 0.46; above 1 it is cut.
+    3 beats both, 1 beats one, 5 beats one and ties with one: shares 1, 1/2 and 3/4, mean 3/4. Their
+    squares are 1/8; with 1/12 of one more sample the variance is 5/24 / 3, a third of which is
+    5/216. Unseen samples are beaten by a share of the removed ones of their class: 0 by all, 2 by
+    half, variance 1/8; 4 by all, 5 by half: 1/8. Weights 2/3 and 1/3: (4/9 + 1/9) * 1/8 / 2 =
+    5/144. Half of the interval is Student's quantile for 2 degrees, 4.30, times the root of
+    5/216 + 5/144: 1.04; it is cut at 0 and 1.
+
+    Of 3, 4, ..., 12 all beat the unseen 0 and 2: no spread but that of one more sample, 1/12 / 10.
+    Half of the interval is 2.262157 (9 degrees) times the root of 1/1200.
     """
     found = membership(
         torch.tensor([3.0, 1.0, 5.0]),
@@ -126,8 +130,12 @@ def test_membership() -> None:
         torch.tensor([0, 0, 1, 1]),
     )
     assert found is not None
-    assert (found.rate, found.high, found.count) == (0.75, 1.0, 3)
-    assert found.low == pytest.approx(0.75 - 1.96 * math.sqrt(1 / 18))
+    assert (found.rate, found.low, found.high, found.count) == (0.75, 0.0, 1.0, 3)
+    zeros = torch.zeros(10, dtype=torch.long)
+    found = membership(torch.arange(3.0, 13), zeros, torch.tensor([0.0, 2.0]), zeros[:2])
+    assert found is not None
+    assert (found.rate, found.high, found.count) == (1.0, 1.0, 10)
+    assert found.low == pytest.approx(1 - 2.262157 * math.sqrt(1 / 1200), rel=1e-6)
 
 
 def test_harm() -> None:

@@ -130,9 +130,10 @@ def test_class_matched() -> None:
     it would be 0.8 - 0.2 = 0.6; with class 2 in it far more.)
     Unseen variances 0.02 and 0.08, together 2/3 * 0.02 + 1/3 * 0.08 = 0.04. Removed samples lie
     0.5, 0.3 and 0.8 below the mean of their class: variance 0.19 / 3 = 0.0633, the larger one.
-    Squared error 0.19 / 9 + (4/9 * 0.02 / 2 + 1/9 * 0.08 / 2) = 0.19/9 + 0.08/9 = 0.03. Four unseen
-    samples in two classes leave 2 degrees of freedom: Student's 97.5 % quantile is
-    0.95 * sqrt(2 / (4 * 0.975 * 0.025)) = 4.30265, so half of the interval is 0.745242.
+    Squared error 0.19 / 9 + (4/9 * 0.02 / 2 + 1/9 * 0.08 / 2) = 0.19/9 + 0.08/9 = 0.03. The first
+    part comes from three samples, with 2 degrees of freedom, and so does the second, from four
+    unseen ones in two classes: together 0.27^2 / (0.19^2 / 2 + 0.08^2 / 2) = 3.430588. Half of the
+    interval is Student's 97.5 % quantile of that, 2.968, times sqrt(0.03).
     """
     found = class_matched(
         tensor([0.1, 0.2, 0.3]),
@@ -144,8 +145,9 @@ def test_class_matched() -> None:
     assert found.removed_mean == pytest.approx(0.2)
     assert found.unseen_mean == pytest.approx(11 / 15)
     assert found.difference.value == pytest.approx(8 / 15)
-    assert found.difference.high - found.difference.value == pytest.approx(0.745242, abs=1e-5)
-    assert found.difference.value - found.difference.low == pytest.approx(0.745242, abs=1e-5)
+    half = t.ppf(0.975, 3.430588) * math.sqrt(0.03)
+    assert found.difference.high - found.difference.value == pytest.approx(half, abs=1e-5)
+    assert found.difference.value - found.difference.low == pytest.approx(half, abs=1e-5)
     assert (found.removed, found.unseen, found.left_out) == (3, 4, 0)
 
 

@@ -24,6 +24,9 @@ KLOM_BINS = 20
 KLOM_MODELS = 100
 """With fewer models a side the binned divergence of :func:`klom` is mostly noise."""
 
+CHANCE = 1 / 12
+"""The variance of the share of unseen samples that lie below one more of them: it is uniform."""
+
 ROC_POINTS = 40
 AT_ONCE = 500
 """Samples whose epsilon is computed at a time: it compares every model with every other."""
@@ -125,9 +128,13 @@ def membership(
     """Return how often a removed sample has a larger margin than an unseen one of its class.
 
     This is the area under the ROC curve of the simplest membership attack: 0.5 is chance. Each
-    class weighs as it does among the removed samples; the 95 % interval is DeLong's. None where no
-    class has two unseen samples.
+    class weighs as it does among the removed samples. The 95 % interval is DeLong's with Student's
+    quantile. A few removed samples may all lie above the unseen ones, with no spread at all: their
+    variance is taken with one more sample, which has that of chance. None where no class has two
+    unseen samples.
     """
+    from scipy.special import stdtrit  # here, since importing scipy takes its time
+
     shares, error = [], 0.0
     pairs = by_class(removed.double(), removed_labels, unseen.double(), unseen_labels)
     count = sum(len(ours) for ours, _ in pairs)
@@ -143,7 +150,8 @@ def membership(
     rate = each.mean().item()
     if count < 2:
         return Rate(rate=rate, low=0.0, high=1.0, count=count)
-    half = 1.96 * math.sqrt(each.var(correction=1).item() / count + error)
+    spread = ((each - rate).square().sum().item() + CHANCE) / count
+    half = float(stdtrit(count - 1, 0.975)) * math.sqrt(spread / count + error)
     return Rate(rate=rate, low=max(rate - half, 0.0), high=min(rate + half, 1.0), count=count)
 
 

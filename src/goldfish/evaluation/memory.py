@@ -59,6 +59,7 @@ def class_matched(
     The interval is Student's. The spread of the removed samples is taken to be at least that of
     unseen ones of their classes: most losses are tiny and a few are large, so that a handful of
     samples often holds no large one, and its own spread would make any difference look certain.
+    Where their own is larger it counts, with Welch's degrees of freedom.
     """
     from scipy.special import stdtrit  # here, since importing scipy takes its time
 
@@ -74,11 +75,14 @@ def class_matched(
         share, variance = len(own) / len(ours), theirs.var(correction=1).item()
         spread += share * variance
         error += share**2 * variance / len(theirs)
-    if len(ours) > 1:
-        spread = max(spread, beyond.var(correction=1).item())
     count = sum(len(theirs) for _, theirs in matched)
-    quantile = float(stdtrit(count - len(matched), 0.975))
-    half = quantile * math.sqrt(spread / len(ours) + error)
+    freedom = float(count - len(matched))
+    own_spread = beyond.var(correction=1).item() if len(ours) > 1 else 0.0
+    if own_spread > spread:
+        spread, of_removed = own_spread, own_spread / len(ours)
+        squares = of_removed**2 / (len(ours) - 1) + error**2 / freedom
+        freedom = (of_removed + error) ** 2 / squares
+    half = float(stdtrit(freedom, 0.975)) * math.sqrt(spread / len(ours) + error)
     difference = beyond.mean().item()
     return Matched(
         removed_mean=ours.mean().item(),

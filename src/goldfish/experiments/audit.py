@@ -45,7 +45,7 @@ from goldfish.evaluation.attacks import (
     roc_points,
     true_positives,
 )
-from goldfish.evaluation.audit import LEAST_ORACLES, Measured, audit_verdict, band
+from goldfish.evaluation.audit import LEAST_ORACLES, Measured, audit_verdict, band, comparable
 from goldfish.evaluation.harm import harm, with_places
 from goldfish.evaluation.memory import sample_losses
 from goldfish.evaluation.relearning import ORDERS, STEPS, relearn
@@ -70,6 +70,9 @@ MODELS: Mapping[Tier, int] = {"quick": 0, "standard": 8, "full": 32}
 
 RELEARNED = 300
 """At most so many removed samples are learned again, spread over all of them."""
+
+LEAST_RELEARNED = 2
+"""One sample is not learned again: it says little, and BatchNorm has no statistics of it."""
 
 LOOKED_AT = 10_000
 """At most so many remaining samples are looked at for harm, spread over all of them."""
@@ -189,7 +192,7 @@ def forecast(
 
 def _relearning_step(scenario: Scenario, config: Config) -> float:
     """Return how many seconds a step of relearning takes, whatever the model's weights are."""
-    if scenario.removed is None:
+    if scenario.removed is None or len(scenario.removed) < LEAST_RELEARNED:
         return 0.0
     removed = _spread(scenario.removed, RELEARNED)
     workspace = LocalWorkspace(scenario.model, removed.labels.device, graphs=False)
@@ -284,7 +287,9 @@ class _Work:
                 removed, self._removed.labels.cpu(), unseen, self._unseen.labels.cpu()
             ),
             canaries=canaries,
-            relearning=relearn(
+            relearning=None
+            if len(self._relearned) < LEAST_RELEARNED
+            else relearn(
                 self._workspace, params, self._relearned, config.training, self._target, config.seed
             ),
             harm=None if name == ORIGIN else self._harm(params),
@@ -316,6 +321,8 @@ class _Work:
         oracles = models[ORACLE]
         first, second = oracles[::2], oracles[1::2]
         labels = (self._removed.labels.cpu(), self._unseen.labels.cpu())
+        alone = len(self._removed) - int(comparable(*labels).sum())
+        left_out = f"No unseen sample has the class of {alone} of the removed ones: left out."
         binned = tier == "full" and len(second) >= KLOM_MODELS
         methods = {}
         for name, own in models.items():
@@ -329,17 +336,19 @@ class _Work:
                 klom=_distances(own[::2], second, klom) if binned else None,
                 attack=_attack(own, oracles, full=tier == "full"),
             )
+        spread = methods[ORIGIN].oracles if methods else []
         return Audit(
             tier=tier,
-            removed=len(self._removed),
+            removed=len(self._removed) - alone,
             unseen=len(self._unseen),
             relearned=len(self._relearned),
             quick=quick,
             models=len(oracles),
             noise=_distances(first, second) if oracles else None,
             noise_klom=_distances(first, second, klom) if binned else None,
-            band=band(methods[ORIGIN].oracles) if oracles else 0.0,
+            band=band(spread) if spread else 0.0,
             methods=methods,
+            notes=[left_out] if alone else [],
         )
 
 

@@ -23,7 +23,7 @@ from goldfish.randomness import derive_seed
 from goldfish.results import ORIGIN, YARDSTICK
 from goldfish.settings import TrainingSettings
 from goldfish.store import Checkpoint, RunDirectory, load_checkpoint, run_id_of, save_checkpoint
-from goldfish.types import Federation, NotHonoured, Params
+from goldfish.types import Examples, Federation, NotHonoured, Params
 from goldfish.workflow import Unlearned, train, unlearn
 
 FOLDER, ORACLE = "audit", "oracle"
@@ -73,6 +73,14 @@ def varied(training: TrainingSettings, number: int) -> TrainingSettings:
     """Return the settings of a training with the step size of this model."""
     rate = training.learning_rate * STEP_SIZES[number % len(STEP_SIZES)]
     return training.model_copy(update={"learning_rate": rate})
+
+
+def measuring_test(training: TrainingSettings, test: Examples) -> Examples | None:
+    """Return the server's test set where a training weighs clients by it, and none elsewhere.
+
+    With one, every round would be scored too, which nobody looks at here.
+    """
+    return test if training.aggregation == "adaptive" else None
 
 
 @dataclass
@@ -129,7 +137,8 @@ class AuditModels:
         seed = derive_seed(self.config.seed, ORACLE, number)  # no other model has it
         fresh = fresh_params(federation.model, seed, "initial")
         untrained = Trained(federation, fresh, training, seed)
-        made = unlearn(untrained, self.scenario.requests, method=YARDSTICK)
+        measuring = measuring_test(training, self.scenario.test)
+        made = unlearn(untrained, self.scenario.requests, method=YARDSTICK, test=measuring)
         self._phases.add(made.trained.phase)
         return made.params
 
@@ -172,8 +181,9 @@ class AuditModels:
             }
             seed = self.config.seed + number
             federation = self.federation(f"{FOLDER}-{number}")
+            measuring = measuring_test(self.config.training, self.scenario.test)
             self._trainings[number, own] = train(
-                federation, seed=seed, method=own, keep_for=kept, **settings
+                federation, seed=seed, method=own, keep_for=kept, test=measuring, **settings
             )
             self._phases.add(self._trainings[number, own].phase)
         return self._trainings[number, own]

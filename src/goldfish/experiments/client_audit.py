@@ -14,10 +14,12 @@ import torch
 from goldfish.audits import Audit, AuditedMethod, QuickAudit, Tier
 from goldfish.evaluation.attacks import margins
 from goldfish.evaluation.audit import (
+    NOTHING_UNSEEN,
     Shifted,
     Shifts,
     band,
     class_weights,
+    comparable,
     difference,
     effective,
     shifts,
@@ -78,10 +80,10 @@ def audit_by_clients(
     )
     if not oracles:
         return found
-    if not len(removed):
+    if not bool(comparable(removed, labels).any()):
+        untold = f"No client tells of removed samples. {' '.join(witnesses.notes)}".strip()
         nothing = AuditedMethod(
-            word="not enough evidence",
-            sentence=f"No client tells of removed samples. {' '.join(witnesses.notes)}".strip(),
+            word="not enough evidence", sentence=NOTHING_UNSEEN if len(removed) else untold
         )
         return found.model_copy(update={"methods": dict.fromkeys(own, nothing)})
     weights = class_weights(removed, labels)

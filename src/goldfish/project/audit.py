@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from goldfish.errors import ConfigError
-from goldfish.evaluation.audit import LEAST_ORACLES, audit_verdict
-from goldfish.experiments.audit_models import ORACLE, kept_path, measured, varied
+from goldfish.evaluation.audit import LEAST_ORACLES, audit_verdict, comparable
+from goldfish.experiments.audit_models import ORACLE, kept_path, measured, measuring_test, varied
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.scenario import Machine
 from goldfish.methods.auditing import drop
@@ -23,7 +23,7 @@ from goldfish.project.settings import ProjectSettings
 from goldfish.randomness import derive_seed
 from goldfish.results import Progress
 from goldfish.store import load_checkpoint
-from goldfish.types import Federation, Params
+from goldfish.types import Examples, Federation, Params
 from goldfish.workflow import train
 
 ORACLES = 16
@@ -63,7 +63,7 @@ def audit(project: Project, machine: Machine, amount: int = ORACLES) -> Iterator
         for number in range(1, amount + 1):
             yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
             federation = partial(engine, f"{holdings.run_id}-{ORACLE}-{number}")
-            make = partial(_oracle, project.settings, federation, number)
+            make = partial(_oracle, project.settings, federation, unseen, number)
             oracles.append(measured(_kept(folder, version, ORACLE, number), make, *compared))
             yield Progress(phase=ORACLE, round=number, rounds=amount)
         origin, own = (
@@ -74,7 +74,7 @@ def audit(project: Project, machine: Machine, amount: int = ORACLES) -> Iterator
         found = audit_verdict([own], oracles, *labels, [origin])
         facts = {
             **found.model_dump(exclude={"models", "oracles"}),
-            "removed": len(removed),
+            "removed": int(comparable(*labels).sum()),
             "unseen": len(unseen),
             "oracles": amount,
         }
@@ -128,14 +128,22 @@ def _kept(before: Path, version: Version, name: str, number: int) -> Path:
     return kept_path(before, f"v{version.number}-{name}", number)
 
 
-def _oracle(settings: ProjectSettings, engine: Callable[[], Federation], number: int) -> Params:
+def _oracle(
+    settings: ProjectSettings, engine: Callable[[], Federation], test: Examples, number: int
+) -> Params:
     """Train a model as the first version was, by clients without the removed samples."""
     own, seed = settings.own_training, settings.tables.seed
     values = varied(settings.tables.training, number).model_dump()
     if own is not None:
         values |= settings.of_method(own.name).model_dump()
     federation = engine()
-    trained = train(federation, seed=derive_seed(seed, ORACLE, number), method=own, **values)
+    trained = train(
+        federation,
+        seed=derive_seed(seed, ORACLE, number),
+        method=own,
+        test=measuring_test(settings.tables.training, test),
+        **values,
+    )
     if federation.bytes_kept(trained.phase):
         drop(federation)  # what clients keep of it stands under that name alone
     return trained.params
