@@ -39,16 +39,16 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
         "deletion": {"rate": 0.3},
     },
     "mnist": {
-        "data": {"name": "mnist", "clients": 5, "limit_train": 2000},
+        "data": {"name": "mnist", "clients": 5, "limit_train": 1000},
         "model": {"name": "lenet5"},
-        "training": {"rounds": 15, "local_epochs": 4, "learning_rate": 0.01, "batch_size": 20},
-        "deletion": {"rate": 0.06},
+        "training": {"rounds": 20, "local_epochs": 4, "learning_rate": 0.02, "batch_size": 20},
+        "deletion": {"rate": 0.3},
     },
     "cifar-10": {
-        "data": {"name": "cifar-10", "clients": 5, "limit_train": 10000},
+        "data": {"name": "cifar-10", "clients": 5, "limit_train": 2000},
         "model": {"name": "lenet5-cifar"},
-        "training": {"rounds": 15, "local_epochs": 2, "learning_rate": 0.01, "batch_size": 50},
-        "deletion": {"rate": 0.06},
+        "training": {"rounds": 15, "local_epochs": 4, "learning_rate": 0.02, "batch_size": 20},
+        "deletion": {"rate": 0.3},
     },
 }
 STEP_SIZES = (1.0, 0.8, 1.25)
