@@ -480,7 +480,14 @@ def _say_version(project: Project, version: Version) -> None:
 def _measured(measures: Mapping[str, Any]) -> str:
     gap = measures.get("memory_gap")
     remembered = "" if gap is None else f", memory gap of the removed samples {gap:+.3f}"
-    return f"accuracy {measures['accuracy']:.1f} %{remembered}"
+    return f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}{remembered}"
+
+
+def _rest(measures: Mapping[str, Any]) -> str:
+    """Say of which test samples an accuracy is, where it is not of all."""
+    from goldfish.project.evidence import of_remaining_classes
+
+    return " on the remaining classes" if of_remaining_classes(measures) else ""
 
 
 def _version_row(version: Version) -> tuple[str, ...]:
@@ -490,7 +497,7 @@ def _version_row(version: Version) -> tuple[str, ...]:
         f"v{version.number}",
         version.made_by,
         f"{version.at:%Y-%m-%d}",
-        f"{measures['accuracy']:.1f}",
+        f"{measures['accuracy']:.1f}{_rest(measures)}",
         "–" if gap is None else f"{gap:+.3f}",
         ", ".join(version.requests),
     )

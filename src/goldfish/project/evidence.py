@@ -358,9 +358,10 @@ def findings(case: Case) -> list[str]:
 def _test(case: Case) -> list[str]:
     """Say what was measured when the new model was made."""
     now, before = _measures(case, "measures"), _measures(case, "before")
+    rest = " samples of the remaining classes" if of_remaining_classes(now) else ""
     said = []
     for name, sentence in (
-        ("accuracy", "The new model is right on {} of the test"),
+        ("accuracy", f"The new model is right on {{}} of the test{rest}"),
         ("removed_class_accuracy", "It recognises the removed class in {} of the cases"),
     ):
         if name in now:
@@ -392,6 +393,11 @@ def _test(case: Case) -> list[str]:
     if old is not None and old.judged.finding != "remembers":
         said.append("The test found no trace in the old model either, so that it says little here.")
     return said
+
+
+def of_remaining_classes(measures: Mapping[str, Any]) -> bool:
+    """Say whether an accuracy leaves out test samples, of classes that were removed."""
+    return "removed_class_accuracy" in measures
 
 
 def _measures(case: Case, which: str) -> Mapping[str, Any]:
