@@ -68,7 +68,7 @@ class Made:
         named = ["R-0001"]
         self.add_version(2, IDS[:0], "goldfish-sprint", parent=1, requests=named, **about)
         self.ledger.move("R-0001", "unlearned", version=2)
-        self.ledger.move("R-0001", "audited", measures=measures)
+        self.ledger.move("R-0001", "measured", measures=measures)
 
     def purge(self) -> None:
         shutil.rmtree(self.folder / "v1")
@@ -136,7 +136,7 @@ def test_a_finished_request(made: Made) -> None:
 def test_a_request_that_others_had_answered_before(made: Made) -> None:
     made.unlearn()
     made.ledger.file("clinic", "samples", IDS[:1])
-    for state in ("planned", "running", "unlearned", "audited"):
+    for state in ("planned", "running", "unlearned", "measured"):
         made.ledger.move("R-0003", state)
     page = (made.pack("R-0003").folder / "index.html").read_text()
     assert "Other requests had removed this data before: version 2 is free of it." in page

@@ -63,7 +63,7 @@ def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path
     assert (
         second.facts["measures"]["memory"]["removed"] == second.facts["before"]["memory"]["removed"]
     )
-    assert {r.state for r in trained.ledger.requests()} == {"audited"}
+    assert {r.state for r in trained.ledger.requests()} == {"measured"}
     held = trained.samples(MACHINE)
     assert not set(first) & set(held["client-1"])
     with pytest.raises(ConfigError, match="free of all of these samples"):
@@ -218,10 +218,10 @@ def test_an_asker_that_is_not_there_leaves_its_request_open(
         away.setattr("goldfish.experiments.engine.InProcess", OneAway)
         list(trained.unlearn(MACHINE))
     first, second = trained.ledger.requests()
-    assert (first.state, second.state) == ("audited", "failed")
+    assert (first.state, second.state) == ("measured", "failed")
     assert second.failure == "the client was not there"
     list(trained.unlearn(MACHINE))
-    assert [r.state for r in trained.ledger.requests()] == ["audited", "audited"]
+    assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
     assert [v.requests for v in trained.ledger.versions()] == [[], ["R-0001"], ["R-0002"]]
 
 
@@ -282,7 +282,7 @@ def test_data_that_was_deleted_before_the_request_was_handled(
         list(trained.unlearn(MACHINE, "goldfish-sprint"))
     list(trained.unlearn(MACHINE))
     assert trained.current().made_by == "retrain"
-    assert trained.ledger.request("R-0001").state == "audited"
+    assert trained.ledger.request("R-0001").state == "measured"
 
 
 @pytest.mark.parametrize(
@@ -304,4 +304,4 @@ def test_auto_retrains_where_the_fast_method_is_not_good_enough(
         version = project.current()
         assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
         assert found in version.facts["tried"]["goldfish-sprint"]
-        assert project.ledger.request("R-0001").state == "audited"
+        assert project.ledger.request("R-0001").state == "measured"

@@ -142,7 +142,7 @@ def test_samples_that_vanished_without_a_request(trained: Project, tmp_path: Pat
     assert [r.state for r in trained.ledger.requests()] == ["received"]
     trained.forget("client-2", samples=gone[1:], machine=MACHINE)
     list(trained.unlearn(MACHINE))
-    assert {r.state for r in trained.ledger.requests()} == {"audited"}
+    assert {r.state for r in trained.ledger.requests()} == {"measured"}
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def test_a_full_disk_loses_nothing(project: Project) -> None:
     fails(lambda: list(project.unlearn(MACHINE)))
     list(project.unlearn(MACHINE))
     assert project.current().number == 2
-    assert [r.state for r in project.ledger.requests()] == ["audited"]
+    assert [r.state for r in project.ledger.requests()] == ["measured"]
     assert project.ledger.verify() == []
     assert not list(project.folder.rglob(".*.part"))
 

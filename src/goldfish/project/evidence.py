@@ -113,7 +113,7 @@ def case_of(ledger: Ledger, request_id: str) -> Case:
     artefacts = ledger.artefacts()
     of_client = [a for a in artefacts if a.manifests.get(request.client)]
     forgotten = any(event.kind == FORGOTTEN for event in events)
-    if request.state not in ("unlearned", "audited", "closed"):
+    if request.state not in ("unlearned", "measured", "closed"):
         left = [artefact for artefact in of_client if artefact.state != "purged"]
         return Case(request, events, None, None, None, left, forgotten)
     # What other requests had removed already needed no version of its own.

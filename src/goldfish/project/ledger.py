@@ -38,19 +38,21 @@ from goldfish.project.chain import (
 from goldfish.project.database import ABOUT, database_problems, engine_of, migrate, tell_about
 
 Kind = Literal["samples", "class", "all"]
-State = Literal["received", "planned", "running", "unlearned", "audited", "closed", "failed"]
+State = Literal["received", "planned", "running", "unlearned", "measured", "closed", "failed"]
 ArtefactState = Literal["current", "quarantined", "purged"]
 
 NEXT: Mapping[str, tuple[str, ...]] = {
     "received": ("planned", "failed"),
     "planned": ("running", "failed"),
     "running": ("unlearned", "failed"),
-    "unlearned": ("audited", "failed"),
-    "audited": ("closed", "failed"),
+    "unlearned": ("measured", "failed"),
+    "measured": ("closed", "failed"),
     "closed": (),
     "failed": ("received",),
 }
 """Where a request may go from each state."""
+FORMERLY: Mapping[str, str] = {"audited": "measured"}
+"""States that had another name in earlier ledgers, whose events stay as they are."""
 NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
     "current": ("quarantined", "purged"),
     "quarantined": ("current", "purged"),
@@ -259,7 +261,7 @@ class Ledger:
 
     def requests(self, *states: State) -> list[Request]:
         """Return the requests that are in one of these states, or all; oldest first."""
-        found = (_told(events) for events in self._by_subject("filed", *NEXT))
+        found = (_told(events) for events in self._by_subject("filed", *NEXT, *FORMERLY))
         return [request for request in found if not states or request.state in states]
 
     def move(self, request_id: str, state: State, **facts: Any) -> Request:
@@ -413,7 +415,8 @@ class Ledger:
 
     def record(self, kind: str, facts: Mapping[str, Any], subject: str = "") -> Event:
         """Append any other event: trained, purged, imported. Facts name no sample."""
-        taken = {"opened", "filed", "version", "artefact", FORGOTTEN, *NEXT, *NEXT_ARTEFACT}
+        taken = {"opened", "filed", "version", "artefact", FORGOTTEN}
+        taken |= {*NEXT, *FORMERLY, *NEXT_ARTEFACT}
         if kind in taken:
             raise ConfigError(f"Events of kind {kind!r} are written by a call of their own.")
         with self.together():
@@ -542,11 +545,11 @@ def _event(row: Any) -> Event | None:
 
 def _told(events: Sequence[Event]) -> Request:
     """Read a request from its events, of which the first filed it."""
-    first, *moves = (event for event in events if event.kind in ("filed", *NEXT))
+    first, *moves = (event for event in events if event.kind in ("filed", *NEXT, *FORMERLY))
     state, failure = "received", None
     facts: dict[str, Any] = {}
     for event in moves:
-        state = event.kind
+        state = FORMERLY.get(event.kind, event.kind)
         failure = str(event.facts["reason"]) if state == "failed" else None
         facts.update(event.facts)
     facts.pop("reason", None)
@@ -614,13 +617,14 @@ def _wrong_moves(events: Iterable[Event]) -> Iterator[str]:
     begins, moves = {"filed": "received", "artefact": "current"}, {**NEXT, **NEXT_ARTEFACT}
     for event in events:
         before = states.get(event.subject, "unknown")
-        if event.kind in moves and event.kind not in moves.get(before, ()):
+        kind = FORMERLY.get(event.kind, event.kind)
+        if kind in moves and kind not in moves.get(before, ()):
             yield (
                 f"Event {event.number} of the ledger cannot be true: {event.subject} was "
-                f"{before} and cannot become {event.kind}."
+                f"{before} and cannot become {kind}."
             )
-        if event.kind in (*begins, *moves):
-            states[event.subject] = begins.get(event.kind, event.kind)
+        if kind in (*begins, *moves):
+            states[event.subject] = begins.get(kind, kind)
 
 
 def _key(client: str, kind: str, ids: Sequence[str]) -> str:

@@ -77,7 +77,7 @@ from goldfish.workflow import (
 IN_PROCESS: EngineFactory = partial(in_process, remember=True)
 """The engine whose clients live in this process: they never train on removed samples again."""
 BEGUN = "pass.json"
-WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
+WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "measured", "closed")
 PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
 """Requests in these states are still to be handled; one that failed is tried again."""
 
@@ -479,7 +479,7 @@ class Project:
         quarantined, and deleted by the next purge or unlearning that reaches it.
         """
         old = self.ledger.artefacts("quarantined")
-        if dry_run or not (old or self.ledger.requests("audited")):
+        if dry_run or not (old or self.ledger.requests("measured")):
             return old
         if self.engine is None:
             list(self.hand_over("purge", machine or Machine()))
@@ -535,13 +535,13 @@ class Project:
         with self.ledger.together():
             for artefact in old:
                 self.ledger.move_artefact(artefact.path, "purged")
-        done = self.ledger.requests("audited", "closed")
+        done = self.ledger.requests("measured", "closed")
         self.ledger.forget_ids(*(request.id for request in done))
         if self._client_states():
             self._purge_clients(self._now(machine, engine).trained.federation)
         if not self.ledger.artefacts("quarantined"):  # here, or with a client
             with self.ledger.together():
-                for request in self.ledger.requests("audited"):
+                for request in self.ledger.requests("measured"):
                     self.ledger.move(request.id, "closed")
 
     def _client_states(self) -> list[Artefact]:
@@ -629,7 +629,7 @@ class Project:
     def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
         """Leave the requests of clients that are not there open, and end those that are done."""
         for request in asked.done:
-            self._advance(request, "audited", note="there was nothing left of it")
+            self._advance(request, "measured", note="there was nothing left of it")
         if not asked.by_request:
             raise ConfigError("The newest model is free of all that is asked for.")
         absent = set(file(trained.federation, asked.requests, trained.honoured))
@@ -751,7 +751,7 @@ class Project:
                 self.ledger.add_artefact(path, kind, version=number, manifests=manifests)
             for request in requests:
                 self._advance(request, "unlearned", version=number)
-                self._advance(request, "audited", measures=facts["measures"])
+                self._advance(request, "measured", measures=facts["measures"])
         remove(self.files.work(number))
         return version
 
