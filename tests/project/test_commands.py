@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from tests.project.conftest import MACHINE
+from tests.project.test_project import ids_of
 from typer.testing import CliRunner
 
 from goldfish.cli import app
+from goldfish.project import commands
 from goldfish.project.evidence import case_of, findings
 from goldfish.project.project import Project
 
@@ -42,3 +44,35 @@ def test_an_accuracy_without_the_removed_class_says_so(trained: Project, goldfis
         f"The new model is right on {now:.1f} % of the test samples of the remaining classes "
         f"(before: {before:.1f} %)."
     )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (
+            -0.057,
+            0.023,
+            "-0.017 (95 % interval -0.057 to +0.023: cannot be told from unseen samples)",
+        ),
+        (-0.027, -0.007, "-0.017 (95 % interval -0.027 to -0.007)"),
+    ],
+)
+def test_a_memory_gap_comes_with_its_interval_and_the_number_of_samples(
+    low: float, high: float, told: str
+) -> None:
+    """Where 0 is in the interval, the gap shows nothing."""
+    gap = {"value": -0.017, "low": low, "high": high}
+    memory = {"gap": gap, "removed": 4, "unseen": 30, "removed_right": 1.0, "unseen_right": 2.0}
+    said = commands._measured({"accuracy": 96.94, "memory": memory})
+    assert said == f"accuracy 96.9 %, memory gap of 4 removed samples {told}"
+
+
+def test_unlearn_and_status_tell_the_same_of_a_memory_gap(
+    trained: Project, goldfish: Command
+) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    printed, shown = goldfish("unlearn"), goldfish("status")
+    gap = commands._memory_gap(trained.current().facts["measures"])
+    assert "memory gap of 2 removed samples" in gap
+    assert f"{gap}. It lies in" in printed
+    assert f"v2: {gap}." in shown

@@ -257,7 +257,7 @@ def status(project: Folder = HERE) -> None:
         versions, requests = opened.ledger.versions(), opened.ledger.requests()
         if versions:
             print_table(
-                ("version", "made by", "on", "accuracy %", "memory gap", "for"),
+                ("version", "made by", "on", "accuracy %", "for"),
                 (_version_row(version) for version in versions),
             )
         if requests:
@@ -266,6 +266,8 @@ def status(project: Folder = HERE) -> None:
                 (_request_row(request) for request in requests),
             )
         newest = opened.current().number if versions else 0
+        if versions and (gap := _memory_gap(opened.current().facts["measures"])):
+            say(f"v{newest}: {gap}.")
         if found := opened.ledger.audits().get(newest):
             say(f"Audit of v{newest}, beside {found['oracles']} oracles: {found['word']}.")
         pending = opened.pending()
@@ -478,9 +480,24 @@ def _say_version(project: Project, version: Version) -> None:
 
 
 def _measured(measures: Mapping[str, Any]) -> str:
-    gap = measures.get("memory_gap")
-    remembered = "" if gap is None else f", memory gap of the removed samples {gap:+.3f}"
-    return f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}{remembered}"
+    gap = _memory_gap(measures)
+    return f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}{gap and f', {gap}'}"
+
+
+def _memory_gap(measures: Mapping[str, Any]) -> str:
+    """Say what the model remembers of removed samples, and whether that may be chance."""
+    from goldfish.report.formatting import plural
+    from goldfish.results import Memory
+
+    if (found := measures.get("memory")) is None:
+        return ""
+    memory = Memory.model_validate(found)
+    gap, whose = memory.gap, plural(int(memory.removed), "removed sample")
+    unclear = ": cannot be told from unseen samples" if gap.low <= 0 <= gap.high else ""
+    return (
+        f"memory gap of {whose} {gap.value:+.3f} (95 % interval {gap.low:+.3f} to "
+        f"{gap.high:+.3f}{unclear})"
+    )
 
 
 def _rest(measures: Mapping[str, Any]) -> str:
@@ -492,13 +509,11 @@ def _rest(measures: Mapping[str, Any]) -> str:
 
 def _version_row(version: Version) -> tuple[str, ...]:
     measures = version.facts["measures"]
-    gap = measures.get("memory_gap")
     return (
         f"v{version.number}",
         version.made_by,
         f"{version.at:%Y-%m-%d}",
         f"{measures['accuracy']:.1f}{_rest(measures)}",
-        "–" if gap is None else f"{gap:+.3f}",
         ", ".join(version.requests),
     )
 
