@@ -76,3 +76,29 @@ def test_unlearn_and_status_tell_the_same_of_a_memory_gap(
     assert "memory gap of 2 removed samples" in gap
     assert f"{gap}. It lies in" in printed
     assert f"v2: {gap}." in shown
+
+
+def test_status_tells_versions_that_are_gone_from_the_current_one(
+    trained: Project, goldfish: Command
+) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    list(trained.unlearn(MACHINE, "retrain"))
+    trained.reject()
+    list(trained.unlearn(MACHINE, "retrain"))
+    for old in ("quarantined", "purged"):
+        shown = goldfish("status")
+        for number, state in enumerate((old, "rejected", "current"), start=1):
+            assert f"│ v{number} │ {state} │" in shown
+        trained.purge()
+
+
+def test_status_tells_that_a_purge_is_due_also_while_a_request_is_open(
+    trained: Project, goldfish: Command
+) -> None:
+    for client in ("client-1", "client-2"):
+        trained.forget(client, samples=ids_of(trained, client, 1), machine=MACHINE)
+        if client == "client-1":
+            list(trained.unlearn(MACHINE, "retrain"))
+    shown = goldfish("status")
+    assert "Still to be handled: 1 request." in shown
+    assert "Old models that know removed samples are still there: 'goldfish purge'." in shown

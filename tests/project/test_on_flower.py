@@ -201,6 +201,9 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         assert project.outstanding() == ["client-3"]
         grid.nodes[12] = away
         project.forget("client-2", samples=ids_of(project, "client-2", 1), machine=MACHINE)
+        said = CliRunner().invoke(cli, ["status", "--project", str(project.folder)]).stdout
+        assert "Still to be handled: 1 request." in said
+        assert "Still kept by client-3: what was made from removed samples" in said
         list(project.unlearn(MACHINE, "retrain"))
         assert project.outstanding() == []
         project.purge()

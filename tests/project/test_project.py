@@ -170,6 +170,8 @@ def test_the_lineage_says_what_was_made_from_what(trained: Project, tmp_path: Pa
     list(trained.unlearn(MACHINE))
     trained.purge()
     trained.forget("client-2", machine=MACHINE)
+    list(trained.unlearn(MACHINE, "retrain"))
+    trained.reject()
     list(trained.unlearn(MACHINE))
     where = "versions/v{}/model.safetensors"
     assert list(lineage.lines(trained.ledger)) == [
@@ -177,8 +179,10 @@ def test_the_lineage_says_what_was_made_from_what(trained: Project, tmp_path: Pa
         + where.format(1),
         "└ v2: quarantined; goldfish-sprint, for R-0001; of the data of 3 clients; "
         + where.format(2),
-        "v3: current; retrain, from newly initialised weights, for R-0002; of the data of 2 "
+        "v3: rejected; retrain, from newly initialised weights, for R-0002; of the data of 2 "
         "clients; " + where.format(3),
+        "v4: current; retrain, from newly initialised weights, for R-0002; of the data of 2 "
+        "clients; " + where.format(4),
     ]
     lineage.draw(trained.ledger, tmp_path / "lineage.png")
     assert (tmp_path / "lineage.png").read_bytes().startswith(b"\x89PNG")

@@ -251,42 +251,46 @@ def unlearn(
 @app.command()
 def status(project: Folder = HERE) -> None:
     """Show requests, model versions, due dates and what is overdue."""
+    from goldfish.project.lineage import fates
     from goldfish.report.formatting import listing, plural
 
     with _open(project) as opened:
         versions, requests = opened.ledger.versions(), opened.ledger.requests()
         if versions:
+            became = fates(opened.ledger)
             print_table(
-                ("version", "made by", "on", "accuracy %", "for"),
-                (_version_row(version) for version in versions),
+                ("version", "state", "made by", "on", "accuracy %", "for"),
+                (_version_row(version, became[version.number]) for version in versions),
             )
         if requests:
             print_table(
                 ("request", "client", "what", "state", "due", ""),
                 (_request_row(request) for request in requests),
             )
-        newest = opened.current().number if versions else 0
-        if versions and (gap := _memory_gap(opened.current().facts["measures"])):
-            say(f"v{newest}: {gap}.")
-        if found := opened.ledger.audits().get(newest):
-            say(f"Audit of v{newest}, beside {found['oracles']} oracles: {found['word']}.")
+        if not versions:
+            say("There is no model yet: run 'goldfish train'.")
+            return
+        newest = opened.current()
+        if gap := _memory_gap(newest.facts["measures"]):
+            say(f"v{newest.number}: {gap}.")
+        if found := opened.ledger.audits().get(newest.number):
+            say(f"Audit of v{newest.number}, beside {found['oracles']} oracles: {found['word']}.")
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
         if late:
             say(f"Overdue: {', '.join(late)}.")
-        if not versions:
-            say("There is no model yet: run 'goldfish train'.")
-        elif pending:
+        if pending:
             waiting = plural(len(pending), "request")
             say(f"Still to be handled: {waiting}. 'goldfish plan', then 'goldfish unlearn'.")
-        elif away := opened.outstanding():
+        if away := opened.outstanding():
             say(
                 f"Still kept by {listing(away)}: what was made from removed samples. Run 'goldfish "
                 "purge' when they are there."
             )
-        elif opened.ledger.artefacts("quarantined"):
+        old = any(a.kind == "model" for a in opened.ledger.artefacts("quarantined"))
+        if old:
             say("Old models that know removed samples are still there: 'goldfish purge'.")
-        else:
+        if not (pending or away or old):
             say("No request waits.")
 
 
@@ -507,10 +511,11 @@ def _rest(measures: Mapping[str, Any]) -> str:
     return " on the remaining classes" if of_remaining_classes(measures) else ""
 
 
-def _version_row(version: Version) -> tuple[str, ...]:
+def _version_row(version: Version, state: str) -> tuple[str, ...]:
     measures = version.facts["measures"]
     return (
         f"v{version.number}",
+        state,
         version.made_by,
         f"{version.at:%Y-%m-%d}",
         f"{measures['accuracy']:.1f}{_rest(measures)}",
