@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tests.project.conftest import MACHINE
+from tests.project.conftest import MACHINE, make_project
 from tests.project.test_project import ids_of
 from typer.testing import CliRunner
 
@@ -102,3 +103,20 @@ def test_status_tells_that_a_purge_is_due_also_while_a_request_is_open(
     shown = goldfish("status")
     assert "Still to be handled: 1 request." in shown
     assert "Old models that know removed samples are still there: 'goldfish purge'." in shown
+
+
+def test_an_interrupted_command_names_the_project_that_it_was_given(
+    trained: Project, goldfish: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(commands, "show_progress", lambda _steps, again, close: told.append(again))
+    goldfish("unlearn")
+    monkeypatch.chdir(trained.folder)
+    CliRunner().invoke(app, ["unlearn"])
+    with make_project(Path("my project")):
+        CliRunner().invoke(app, ["train", "--project", "my project"])
+    assert told == [
+        f"goldfish unlearn --project {trained.folder}",
+        "goldfish unlearn",
+        "goldfish train --project 'my project'",
+    ]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,6 +57,11 @@ def _open(folder: Path) -> Iterator[Project]:
         yield project
 
 
+def _again(command: str, project: Path) -> str:
+    """Return how a command that was interrupted goes on."""
+    return f"goldfish {command}{'' if project == HERE else f' --project {quote(str(project))}'}"
+
+
 def _machine(data_dir: Path | None, device: Device, workers: int | None) -> Machine:
     from goldfish.experiments.scenario import Machine
 
@@ -86,7 +92,7 @@ def train(
             say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
             return
         steps = opened.train(_machine(data_dir, device, workers))
-        show_progress(steps, "goldfish train", close=opened.settings.on_flower)
+        show_progress(steps, _again("train", project), close=opened.settings.on_flower)
         _say_version(opened, opened.current())
 
 
@@ -240,7 +246,7 @@ def unlearn(
     with _open(project) as opened:
         before = opened.current().number
         steps = opened.unlearn(_machine(data_dir, device, workers), method)
-        show_progress(steps, "goldfish unlearn", close=opened.settings.on_flower)
+        show_progress(steps, _again("unlearn", project), close=opened.settings.on_flower)
         version = opened.current()
         if version.number > before:
             _say_version(opened, version)
