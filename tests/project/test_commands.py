@@ -120,3 +120,14 @@ def test_an_interrupted_command_names_the_project_that_it_was_given(
         "goldfish unlearn",
         "goldfish train --project 'my project'",
     ]
+
+
+def test_a_file_of_ids(trained: Project, goldfish: Command, tmp_path: Path) -> None:
+    """One that some editor began with a byte-order mark names the same samples; one may be empty."""
+    path = tmp_path / "ids.txt"
+    path.write_text("\n \n")
+    printed = goldfish("forget", "--client", "client-1", "--samples", path)
+    assert f"{path} names no sample. Write one sample id a line." in printed
+    path.write_text("\n".join(ids_of(trained, "client-1", 2)), "utf-8-sig")
+    printed = goldfish("forget", "--client", "client-1", "--samples", path)
+    assert "R-0001: client-1, 2 samples." in printed

@@ -29,7 +29,7 @@ from goldfish.project.project import Project
         ),
         (
             lambda p: p.forget("client-1", samples=[], machine=MACHINE),
-            "no sample. Nothing was filed",
+            "names no sample. Nothing was filed",
         ),
         (lambda p: p.forget("client-1", label=7, machine=MACHINE), "no sample of class 7"),
         (lambda p: list(p.unlearn(MACHINE)), "No request waits"),

@@ -90,6 +90,8 @@ class Registry:
 
     def check_samples(self, client: str, ids: Sequence[str]) -> None:
         """Raise where a client never had some of the samples, or none of them is left."""
+        if not ids:
+            raise ConfigError("The request names no sample. Nothing was filed.")
         held = set(self.manifest.clients[client])
         strange = [sample_id for sample_id in ids if self.key(client, sample_id) not in held]
         if strange:
@@ -99,8 +101,9 @@ class Registry:
                 f"{', '.join(strange[:LISTED])}{more}. Nothing was filed."
             )
         if self.gone[client] >= self.keys(client, "samples", ids, None):
-            what = f"all of these samples of {client}" if ids else "all that is named: no sample"
-            raise ConfigError(f"The newest model is free of {what}. Nothing was filed.")
+            raise ConfigError(
+                f"The newest model is free of all of these samples of {client}. Nothing was filed."
+            )
 
     def empties(self, named: Mapping[str, set[str]]) -> bool:
         """Tell whether, without these keys, no client has anything left."""

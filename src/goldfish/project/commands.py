@@ -460,10 +460,13 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
 
 def _read_ids(path: Path) -> list[str]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--samples: {path} cannot be read: {error}.") from None
-    return [line.strip() for line in lines if line.strip()]
+    ids = [line.strip() for line in lines if line.strip()]
+    if not ids:
+        raise ConfigError(f"--samples: {path} names no sample. Write one sample id a line.")
+    return ids
 
 
 def _what(request: Request) -> str:
