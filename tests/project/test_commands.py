@@ -131,3 +131,10 @@ def test_a_file_of_ids(trained: Project, goldfish: Command, tmp_path: Path) -> N
     path.write_text("\n".join(ids_of(trained, "client-1", 2)), "utf-8-sig")
     printed = goldfish("forget", "--client", "client-1", "--samples", path)
     assert "R-0001: client-1, 2 samples." in printed
+
+
+def test_a_request_is_for_one_kind_of_thing(goldfish: Command) -> None:
+    kinds = "--samples FILE, --class LABEL or --all."
+    assert f"Say what is to be forgotten: {kinds}" in goldfish("forget", "--client", "client-1")
+    both = goldfish("forget", "--client", "client-1", "--samples", "ids.txt", "--all")
+    assert f"Give only one of {kinds}" in both

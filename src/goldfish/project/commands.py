@@ -156,8 +156,10 @@ def forget(
     data_dir: DataDir = None,
 ) -> None:
     """File a deletion request, and say its number and until when it must be answered."""
-    if (samples is not None) + (class_ is not None) + all_ != 1:
-        raise ConfigError("Say what is to be forgotten: --samples FILE, --class LABEL or --all.")
+    given = (samples is not None) + (class_ is not None) + all_
+    if given != 1:
+        said = "Give only one of" if given else "Say what is to be forgotten:"
+        raise ConfigError(f"{said} --samples FILE, --class LABEL or --all.")
     at = None if requested_at is None else requested_at.replace(tzinfo=UTC)
     with _open(project) as opened:
         before = {request.id for request in opened.ledger.requests()}
