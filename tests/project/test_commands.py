@@ -123,7 +123,7 @@ def test_an_interrupted_command_names_the_project_that_it_was_given(
 
 
 def test_a_file_of_ids(trained: Project, goldfish: Command, tmp_path: Path) -> None:
-    """One that some editor began with a byte-order mark names the same samples; one may be empty."""
+    """One without any is told so; one that begins with a byte-order mark names the same ones."""
     path = tmp_path / "ids.txt"
     path.write_text("\n \n")
     printed = goldfish("forget", "--client", "client-1", "--samples", path)

@@ -133,7 +133,9 @@ def test_the_same_is_filed_once(ledger: Ledger) -> None:
         ledger.file("clinic", "all"),
     ]
     assert [r.id for r in others] == ["R-0002", "R-0003", "R-0004", "R-0005"]
-    ledger.move(first.id, "failed", reason="no quorum")
+    failed = ledger.move(first.id, "failed", reason="no quorum")
+    assert ledger.file("clinic", "samples", ["1", "2"]) == failed
+    ledger.forget_ids(first.id)
     assert ledger.file("clinic", "samples", ["1", "2"]).id == "R-0006"
 
 

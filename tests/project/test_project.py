@@ -66,7 +66,7 @@ def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path
     assert {r.state for r in trained.ledger.requests()} == {"measured"}
     held = trained.samples(MACHINE)
     assert not set(first) & set(held["client-1"])
-    with pytest.raises(ConfigError, match="free of all of these samples"):
+    with pytest.raises(ConfigError, match=r"these samples of client-1 \(handled: R-0001\)\."):
         trained.forget("client-1", samples=first[:2], machine=MACHINE)
     with pytest.raises(ConfigError, match="No request waits"):
         list(trained.unlearn(MACHINE))
@@ -133,19 +133,23 @@ def test_a_superseded_version_is_no_starting_point(trained: Project) -> None:
 
 def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -> None:
     """The next pass starts from the version before it, and gets a number of its own."""
-    trained.forget("client-1", label=1, machine=MACHINE)
+    removed = ids_of(trained, "client-1", 4)
+    trained.forget("client-1", samples=removed, machine=MACHINE)
     with pytest.raises(ConfigError, match="cannot be rejected"):
         trained.reject()
     list(trained.unlearn(MACHINE))
     assert trained.reject().number == 1
     assert not trained.files.version(2).exists()
-    assert [r.failure for r in trained.pending()] == ["v2 was rejected"]
+    again = trained.forget("client-1", samples=removed, machine=MACHINE)
+    assert [r.failure for r in trained.pending()] == [again.failure] == ["v2 was rejected"]
     list(trained.unlearn(MACHINE, "retrain"))
     assert (trained.current().number, trained.current().parent) == (3, 1)
     trained.purge()
     assert [a.state for a in trained.ledger.artefacts()] == ["purged", "purged", "current"]
     with pytest.raises(ConfigError, match="cannot be rejected"):
         trained.reject()
+    with pytest.raises(ConfigError, match=r"free of all .* \(handled: R-0001\)\. Nothing was"):
+        trained.forget("client-1", samples=removed, machine=MACHINE)
     assert trained.ledger.verify() == []
 
 

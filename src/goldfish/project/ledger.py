@@ -69,7 +69,7 @@ _INSERT = text(
 )
 _HEAD = text("SELECT number, digest FROM events ORDER BY number DESC LIMIT 1")
 _LAST_FILED = text("SELECT subject FROM events WHERE kind = 'filed' ORDER BY number DESC LIMIT 1")
-_SAME = text("SELECT request FROM contents WHERE content = :key ORDER BY request")
+_SAME = text("SELECT request FROM contents WHERE content = :key ORDER BY request LIMIT 1")
 _FORGET = text("DELETE FROM contents WHERE request = :request")
 _KEEP = text("INSERT INTO contents VALUES (:request, :filed, :key, :salt, :ids)")
 
@@ -214,8 +214,8 @@ class Ledger:
 
         ``content`` is the sample ids, the label of the class, or nothing for all that a client has.
         ``count`` says how many samples a class or a client has. ``reason`` stays readable: it must
-        not name a sample. The same client and content give a new request only where the earlier
-        one failed, or its ids are forgotten.
+        not name a sample. The same client and content give a new request only where the ids of the
+        earlier one are forgotten: one that failed is tried again.
         """
         ids = _checked_content(kind, content)
         now = datetime.now(UTC)
@@ -226,10 +226,9 @@ class Ledger:
             raise ConfigError(f"The request is dated {asked.isoformat()}, which is in the future.")
         key = _key(client, kind, ids)
         with self.together() as db:
-            same = db.execute(_SAME, {"key": key}).scalars().all()
-            for earlier in map(self.request, same):
-                if earlier.state != "failed":
-                    return earlier
+            earlier = db.execute(_SAME, {"key": key}).scalar()
+            if earlier is not None:
+                return self.request(earlier)
             last = db.execute(_LAST_FILED).scalar()
             request_id = f"R-{1 if last is None else int(last.removeprefix('R-')) + 1:04d}"
             salt = secrets.token_hex(32)

@@ -319,7 +319,7 @@ class Project:
             kind, content = "samples", tuple(dict.fromkeys(samples))
             if self.files.pinned().data is not None:
                 self.files.holdings(machine)  # it refuses other data than that of the training
-            registry.check_samples(client, content)
+            registry.check_samples(client, content, self.ledger.requests("measured", "closed"))
         elif label is not None:
             kind, content = "class", (str(label),)
         pending = self.pending()
