@@ -262,6 +262,9 @@ def audit(
     method: Annotated[
         list[str] | None, typer.Option(help="Audit this one; may be repeated. By default all.")
     ] = None,
+    project: Annotated[
+        Path | None, typer.Option("--project", metavar="DIR", help="The project, instead of DIR.")
+    ] = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
     workers: Workers = None,
@@ -280,9 +283,11 @@ def audit(
     from goldfish.report.formatting import seconds
     from goldfish.results import read_run
 
+    if project is not None and run_dir is not None:
+        raise ConfigError("Give only one of DIR and --project DIR.")
     machine = Machine(data_dir, resolve(device), workers, compiled=compile_)
     if run_dir is None or (run_dir / FILE).exists():
-        if run_dir is None and find_project(Path()) is None:
+        if run_dir is None and project is None and find_project(Path()) is None:
             raise ConfigError(
                 "Say what to audit: a finished run, or a project (goldfish audit DIR)."
             )
@@ -290,7 +295,7 @@ def audit(
             raise ConfigError(
                 "A project's newest version is audited in one way: leave --tier and --method out."
             )
-        audit_newest(run_dir or Path(), machine, models)
+        audit_newest(run_dir or project or Path(), machine, models)
         return
     result, config = read_run(run_dir).result, load_config(run_dir / "config.toml")
     again = ["goldfish audit", str(run_dir), "--tier", tier.value]

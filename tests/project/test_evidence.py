@@ -336,6 +336,11 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
         assert f"right {what}:" in said
     everything = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
     assert not [name for name in ids if name.encode() in everything]
+    goldfish("evidence", "R-0001", "--project", home)
+    both = sorted((home / "evidence").glob("R-0001-*.zip"))
+    said = goldfish("verify", *both, "--key", public)
+    assert said.count("Nothing is wrong with this pack.") == len(both) == 2
+    assert f"{both[1]}: right" in said
     away = shutil.copy(archive, tmp_path / "away.zip")
     assert "as far as it could be checked" in goldfish("verify", away)
     model = home / "versions" / "v2" / "model.safetensors"
@@ -344,6 +349,7 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
     said = goldfish("verify", away, "--key", public, "--project", home, status=1)
     assert "wrong model v2:" in said
     assert said.endswith("Do not rely on this pack.")
+    assert "Nothing is wrong" in goldfish("verify", archive, away, status=1)
     goldfish("keys", "new", tmp_path / "other.key")
     assert "wrong whose key:" in goldfish(
         "verify", away, "--key", tmp_path / "other.key.pub", status=1

@@ -6,7 +6,7 @@ PyTorch is imported only where it is used.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from goldfish.planning import Advice
     from goldfish.project.ledger import Request, Version
     from goldfish.project.project import Project
+    from goldfish.project.verification import Check
 
 SIGNING_KEY = "signing.key"
 """The key's name in a project, unless another one is given."""
@@ -394,7 +395,9 @@ def evidence(
 
 @app.command()
 def verify(
-    pack: Annotated[Path, typer.Argument(metavar="PACK", help="The folder or the zip.")],
+    packs: Annotated[
+        list[Path], typer.Argument(metavar="PACK...", help="Folders or zips, one or more.")
+    ],
     key: Annotated[
         Path | None,
         typer.Option("--key", metavar="PUB", help="The public key that must have signed it."),
@@ -405,23 +408,36 @@ def verify(
         typer.Option("--project", metavar="DIR", help="By default the one that PACK lies in."),
     ] = None,
 ) -> None:
-    """Check an evidence pack offline, and say what is right, wrong, or could not be checked."""
+    """Check evidence packs offline, and say what is right, wrong, or could not be checked."""
     from goldfish.project.verification import verify_evidence
 
-    home = find_project(project or pack.parent)
-    if project is not None and home is None:
-        raise ConfigError(f"{project} is no project: there is no {FILE}, here or above.")
-    ledger = None if home is None else _ledger_of(home)
-    found = verify_evidence(pack, key=key, model=model, project=home, ledger=ledger)
+    wrong = False
+    for pack in packs:
+        home = find_project(project or pack.parent)
+        if project is not None and home is None:
+            raise ConfigError(f"{project} is no project: there is no {FILE}, here or above.")
+        ledger = None if home is None else _ledger_of(home)
+        found = verify_evidence(pack, key=key, model=model, project=home, ledger=ledger)
+        if len(packs) > 1:
+            say(f"{pack}:")
+        wrong |= _say_checks(found)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _say_checks(found: Sequence[Check]) -> bool:
+    """Print what was checked of a pack, and return whether something is wrong with it."""
     styles = {"right": "green", "wrong": "bold red", "not checked": "yellow"}
     for check in found:
         console.print(f"{check.state:<12}", style=styles[check.state], end="")
         say(plain(f"{check.what}: {check.detail}"))  # a pack may come from a stranger
-    if any(check.state == "wrong" for check in found):
+    states = {check.state for check in found}
+    if "wrong" in states:
         say("Do not rely on this pack.")
-        raise typer.Exit(1)
-    unchecked = any(check.state == "not checked" for check in found)
-    say(f"Nothing is wrong with this pack{', as far as it could be checked' * unchecked}.")
+        return True
+    unchecked = ", as far as it could be checked" * ("not checked" in states)
+    say(f"Nothing is wrong with this pack{unchecked}.")
+    return False
 
 
 def _ledger_of(project: Path) -> str | Path:
@@ -443,7 +459,7 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
     with _open(folder) as opened:
         amount = ORACLES if oracles is None else oracles
         say(f"Forecast: {seconds(audit_forecast(opened, amount))}, by what earlier work took.")
-        again = f"goldfish audit {folder} --models {amount}"
+        again = f"{_again('audit', folder)} --models {amount}"
         show_progress(audit(opened, machine, amount), again, close=opened.settings.on_flower)
         version = opened.current()
         found = opened.ledger.audits()[version.number]
