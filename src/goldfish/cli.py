@@ -70,9 +70,6 @@ Tier = StrEnum("Tier", {"quick": "quick", "standard": "standard", "full": "full"
 Precision = StrEnum("Precision", {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16"})
 """Arithmetic of the training."""
 
-Out = Annotated[
-    Path | None, typer.Option(help="The run directory; by default runs/NAME of the file.")
-]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads of one client; may change the last bits.")
 ]
@@ -83,12 +80,14 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Instead of the file's seed.")]
 
 
 @app.command()
 def demo(
-    out: Out = None, device: DeviceOption = Device.cpu, workers: Workers = None, seed: Seed = None
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/demo"),
+    device: DeviceOption = Device.cpu,
+    workers: Workers = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the demo's seed.")] = None,
 ) -> None:
     """Train a federation on digits, remove one client's poisoned samples, show they are gone."""
     from goldfish.experiments.config import DEMO, load_config
@@ -96,13 +95,15 @@ def demo(
 
     config = load_config(DEMO, seed=seed)
     machine = Machine(device=resolve(device), workers=workers, elsewhere=True)
-    _run(config, out or Path("runs/demo"), machine, resume=True)
+    _run(config, out, machine, resume=True)
 
 
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run.")],
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; by default runs/NAME of the file.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")
     ] = False,
@@ -119,7 +120,7 @@ def run(
     workers: Workers = None,
     threads: Threads = None,
     compile_: Compile = False,
-    seed: Seed = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's seed.")] = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Repeat with so many seeds; report the spread.")
     ] = 1,

@@ -138,3 +138,13 @@ def test_a_request_is_for_one_kind_of_thing(goldfish: Command) -> None:
     assert f"Say what is to be forgotten: {kinds}" in goldfish("forget", "--client", "client-1")
     both = goldfish("forget", "--client", "client-1", "--samples", "ids.txt", "--all")
     assert f"Give only one of {kinds}" in both
+
+
+def test_a_plan_names_shards_where_data_is_divided(trained: Project, goldfish: Command) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 1), machine=MACHINE)
+    assert "Touched" not in goldfish("plan", "--method", "retrain")
+    with make_project(trained.folder.parent / "divided", "shards = 2") as divided:
+        list(divided.train(MACHINE))
+        divided.forget("client-1", samples=ids_of(divided, "client-1", 1), machine=MACHINE)
+        words = ["plan", "--method", "retrain", "--project", str(divided.folder)]
+        assert "Touched of client-1: shard " in CliRunner().invoke(app, words).output

@@ -108,6 +108,11 @@ def test_what_a_project_is_bound_to_cannot_be_written_anew(trained: Project) -> 
     (trained.folder / "project.json").write_text("{}")
     with pytest.raises(StoreError, match=r"salt: Field required\. Put it back from a backup"):
         trained.forget("client-1", label=0, machine=MACHINE)
+    (trained.folder / "project.json").unlink()
+    with pytest.raises(
+        StoreError, match=r"There is no .*project\.json\. Put it back from a backup"
+    ):
+        list(trained.train(MACHINE))
 
 
 def test_positions_are_refused_once_the_data_is_another(tmp_path: Path) -> None:

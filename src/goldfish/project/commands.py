@@ -204,9 +204,12 @@ def plan(
         return
     with _open(project) as opened:
         found = opened.plan(machine, method or ())
+        settings = opened.settings
     _print_estimates(found.advice)
-    for client, shards in found.shards.items():
-        say(f"Touched of {client}: shards {', '.join(map(str, shards))}.")
+    divided = settings.own_training is not None or settings.tables.training.shards > 1
+    for client, shards in found.shards.items() if divided else ():
+        word = "shard" if len(shards) == 1 else "shards"
+        say(f"Touched of {client}: {word} {', '.join(map(str, shards))}.")
     say(f"To be superseded: {', '.join(found.artefacts)}.")
     say(f"Advice: goldfish unlearn --method {found.advice.method} ({found.advice.reason}).")
 

@@ -434,7 +434,7 @@ def _page(case: Case, made_at: str, key: str) -> str:
 
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     purged = len(case.purged)
-    gone = [f"{plural(purged, 'file or folder')} made from the data: deleted."] if purged else []
+    gone = [f"{files_or_folders(purged)} made from the data: deleted."] if purged else []
     template = page.from_string(
         files("goldfish.project").joinpath("evidence.html").read_text(encoding="utf-8")
     )
@@ -452,6 +452,11 @@ def _page(case: Case, made_at: str, key: str) -> str:
         key=key,
         goldfish=__version__,
     )
+
+
+def files_or_folders(amount: int) -> str:
+    """Format how many things lie on a disk."""
+    return f"{plural(amount, 'file')} or folder{'s' * (amount != 1)}"
 
 
 # Files
