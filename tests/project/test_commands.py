@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from tests.project.conftest import MACHINE, make_project
+from tests.project.test_evidence import nobody
 from tests.project.test_project import ids_of
 from typer.testing import CliRunner
 
@@ -148,3 +152,28 @@ def test_a_plan_names_shards_where_data_is_divided(trained: Project, goldfish: C
         divided.forget("client-1", samples=ids_of(divided, "client-1", 1), machine=MACHINE)
         words = ["plan", "--method", "retrain", "--project", str(divided.folder)]
         assert "Touched of client-1: shard " in CliRunner().invoke(app, words).output
+
+
+def test_who_may_only_read_a_project_sees_it(trained: Project) -> None:
+    """As on a read-only disk, or in the folder of another user."""
+    trained.ledger.close()
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        folder = Path(place) / "project"
+        shutil.copytree(trained.folder, folder)
+        shutil.copy(trained.folder.parent / "data.npz", place)
+        everything = [Path(place), *Path(place).rglob("*")]
+        for path in everything:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+
+        def run(*words: str) -> Result:
+            with nobody():
+                return CliRunner().invoke(app, [*words, "--project", str(folder)])
+
+        said = [run(command) for command in ("status", "lineage", "clients")]
+        refused = run("forget", "--client", "client-1", "--all")
+        assert sorted(Path(place).rglob("*")) == sorted(everything[1:])
+        for path in everything:
+            path.chmod(0o755)
+    for done, words in zip(said, ("No request waits", "v1: current", "client-3"), strict=True):
+        assert words in done.output, done.exception
+    assert "cannot be used" in str(refused.exception)

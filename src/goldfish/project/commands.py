@@ -50,10 +50,10 @@ HERE = Path()
 
 
 @contextmanager
-def _open(folder: Path) -> Iterator[Project]:
+def _open(folder: Path, *, to_read: bool = False) -> Iterator[Project]:
     from goldfish.project.project import Project
 
-    with Project.open(folder) as project:
+    with Project.open(folder, to_read=to_read) as project:
         project.tell = say
         yield project
 
@@ -122,7 +122,7 @@ def clients(
     """List the clients with their number of samples, or the sample ids of one of them."""
     from goldfish.errors import unknown
 
-    with _open(project) as opened:
+    with _open(project, to_read=True) as opened:
         held = opened.samples(_machine(data_dir, Device.cpu, None))
     if client is None:
         print_table(("client", "samples"), ((name, str(len(ids))) for name, ids in held.items()))
@@ -266,7 +266,7 @@ def status(project: Folder = HERE) -> None:
     from goldfish.project.lineage import fates
     from goldfish.report.formatting import listing, plural
 
-    with _open(project) as opened:
+    with _open(project, to_read=True) as opened:
         versions, requests = opened.ledger.versions(), opened.ledger.requests()
         if versions:
             became = fates(opened.ledger)
@@ -343,7 +343,7 @@ def lineage(
     """Show which model was made from which, for which requests, and what became of it."""
     from goldfish.project.lineage import draw, lines
 
-    with _open(project) as opened:
+    with _open(project, to_read=True) as opened:
         for line in lines(opened.ledger):
             say(line)
         if picture is not None:

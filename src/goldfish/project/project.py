@@ -169,8 +169,11 @@ class Project:
         return path
 
     @classmethod
-    def open(cls, folder: Path) -> Project:
-        """Open the project of this folder, or of the nearest one above it."""
+    def open(cls, folder: Path, *, to_read: bool = False) -> Project:
+        """Open the project of this folder, or of the nearest one above it.
+
+        With ``to_read`` it may lie where nothing can be written.
+        """
         found = find_project(folder)
         if found is None:
             raise ConfigError(
@@ -179,8 +182,14 @@ class Project:
             )
         settings = ProjectSettings.read(found / FILE)
         url = settings.tables.ledger
-        with private():
-            ledger = Ledger.open(url if "://" in url else found / url)
+        place = url if "://" in url else found / url
+        try:
+            with private():
+                ledger = Ledger.open(place)
+        except StoreError:
+            if not to_read or not Path(place).exists():
+                raise
+            ledger = Ledger.open(place, read_only=True)
         return cls(ProjectFolder(found, settings), ledger)
 
     @property
