@@ -104,7 +104,7 @@ def problems(folder: Path) -> list[str]:
         handled = [request for version in versions.values() for request in version.requests]
         found += [f"{r} was handled twice" for r in set(handled) if handled.count(r) > 1]
         asked = project.ledger.requests()
-        if asked and not {r.id for r in asked if r.state in ("audited", "closed")} <= set(handled):
+        if asked and not {r.id for r in asked if r.state in ("measured", "closed")} <= set(handled):
             found.append("a request is done, and in no version")
     return found
 

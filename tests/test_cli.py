@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from goldfish.cli import app
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -71,3 +74,9 @@ def test_modules_of_the_current_folder_are_not_run(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "was-here").exists()
+
+
+def test_the_demo_has_no_file() -> None:
+    said = CliRunner().invoke(app, ["demo", "--help"]).output
+    assert "runs/demo" in said
+    assert "file" not in said

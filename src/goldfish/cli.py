@@ -70,9 +70,6 @@ Tier = StrEnum("Tier", {"quick": "quick", "standard": "standard", "full": "full"
 Precision = StrEnum("Precision", {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16"})
 """Arithmetic of the training."""
 
-Out = Annotated[
-    Path | None, typer.Option(help="The run directory; by default runs/NAME of the file.")
-]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads of one client; may change the last bits.")
 ]
@@ -83,12 +80,14 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. training.rounds=5."),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, help="Instead of the file's seed.")]
 
 
 @app.command()
 def demo(
-    out: Out = None, device: DeviceOption = Device.cpu, workers: Workers = None, seed: Seed = None
+    out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/demo"),
+    device: DeviceOption = Device.cpu,
+    workers: Workers = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the demo's seed.")] = None,
 ) -> None:
     """Train a federation on digits, remove one client's poisoned samples, show they are gone."""
     from goldfish.experiments.config import DEMO, load_config
@@ -96,13 +95,15 @@ def demo(
 
     config = load_config(DEMO, seed=seed)
     machine = Machine(device=resolve(device), workers=workers, elsewhere=True)
-    _run(config, out or Path("runs/demo"), machine, resume=True)
+    _run(config, out, machine, resume=True)
 
 
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run.")],
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; by default runs/NAME of the file.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")
     ] = False,
@@ -119,7 +120,7 @@ def run(
     workers: Workers = None,
     threads: Threads = None,
     compile_: Compile = False,
-    seed: Seed = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's seed.")] = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Repeat with so many seeds; report the spread.")
     ] = 1,
@@ -262,6 +263,9 @@ def audit(
     method: Annotated[
         list[str] | None, typer.Option(help="Audit this one; may be repeated. By default all.")
     ] = None,
+    project: Annotated[
+        Path | None, typer.Option("--project", metavar="DIR", help="The project, instead of DIR.")
+    ] = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
     workers: Workers = None,
@@ -280,9 +284,11 @@ def audit(
     from goldfish.report.formatting import seconds
     from goldfish.results import read_run
 
+    if project is not None and run_dir is not None:
+        raise ConfigError("Give only one of DIR and --project DIR.")
     machine = Machine(data_dir, resolve(device), workers, compiled=compile_)
     if run_dir is None or (run_dir / FILE).exists():
-        if run_dir is None and find_project(Path()) is None:
+        if run_dir is None and project is None and find_project(Path()) is None:
             raise ConfigError(
                 "Say what to audit: a finished run, or a project (goldfish audit DIR)."
             )
@@ -290,7 +296,7 @@ def audit(
             raise ConfigError(
                 "A project's newest version is audited in one way: leave --tier and --method out."
             )
-        audit_newest(run_dir or Path(), machine, models)
+        audit_newest(run_dir or project or Path(), machine, models)
         return
     result, config = read_run(run_dir).result, load_config(run_dir / "config.toml")
     again = ["goldfish audit", str(run_dir), "--tier", tier.value]

@@ -48,12 +48,14 @@ class Part(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file that holds this part as JSON; what is wrong with it is said in words."""
+        remedy = cls.remedy.format(path.parent)
         try:
             return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise StoreError(f"There is no {path}. {remedy}") from None
         except OSError as error:
             raise StoreError(f"Cannot read {path} ({error}). Check its permissions.") from error
         except ValidationError as error:
-            remedy = cls.remedy.format(path.parent)
             raise StoreError(f"{path} cannot be used: {in_words(error)}. {remedy}") from None
 
 

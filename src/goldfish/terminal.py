@@ -79,7 +79,7 @@ def show_progress(
     except KeyboardInterrupt:
         if close:
             steps.close()  # type: ignore[attr-defined]
-        console.print(f"Interrupted. What is finished is kept; go on with: {again}")
+        say(f"Interrupted. What is finished is kept; go on with: {again}")
         sys.stdout.flush()
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)

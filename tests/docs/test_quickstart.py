@@ -103,7 +103,7 @@ def test_the_page_on_ones_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "R-0001: north, 1 sample." in said
     with Project.open(tmp_path) as project:
         assert project.current().made_by == "retrain"
-        assert [r.state for r in project.ledger.requests()] == ["closed", "audited"]
+        assert [r.state for r in project.ledger.requests()] == ["closed", "measured"]
         north = Path("hospitals/north.csv")
         north.write_text(re.sub(r"patient-7,.*\n", "", north.read_text()))
         Path("hospitals/south.csv").unlink()

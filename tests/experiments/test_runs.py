@@ -233,7 +233,7 @@ def test_the_literal_term_diverges_and_the_run_says_so(
 def test_other_deletions(
     config_file: Path, tmp_path: Path, kind: str, deletion: dict[str, Any]
 ) -> None:
-    (tmp_path / "ids.txt").write_text("3\n5\n8\n")
+    (tmp_path / "ids.txt").write_text("3\n5\n8\n", "utf-8-sig")  # as some editors write it
     if "samples" in deletion:
         deletion = {"samples": str(tmp_path / "ids.txt")}
     small = tomllib.loads(config_file.read_text())

@@ -145,9 +145,10 @@ def test_what_an_audit_of_a_project_refuses(
     """Also where removed samples are deleted from the disk already."""
     removed = forgotten(trained, "retrain")
     write_data(tmp_path / "data.npz", lambda name: name not in removed)
-    done = CliRunner().invoke(app, ["audit", str(trained.folder), *words])
-    assert done.exit_code != 0
-    assert reason in " ".join(str(done.exception).split())
+    for place in ([str(trained.folder)], ["--project", str(trained.folder)]):
+        done = CliRunner().invoke(app, ["audit", *place, *words])
+        assert done.exit_code != 0
+        assert reason in " ".join(str(done.exception).split())
     assert trained.ledger.audits() == {}
 
 
@@ -155,3 +156,5 @@ def test_neither_a_run_nor_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["audit"])
     assert "Say what to audit" in str(done.exception)
+    done = CliRunner().invoke(app, ["audit", "one", "--project", "other"])
+    assert "only one of DIR and --project DIR" in str(done.exception)

@@ -22,7 +22,7 @@ from goldfish.cli import app
 from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.experiments.client_setup import key_of
 from goldfish.methods.sisa import SisaSettings, place_of
-from goldfish.project.evidence import Pack, case_of, headline, write_evidence
+from goldfish.project.evidence import Pack, case_of, files_or_folders, headline, write_evidence
 from goldfish.project.ledger import Ledger
 from goldfish.project.project import Project
 from goldfish.project.signing import is_signed, new_key, read_key, read_public
@@ -68,7 +68,7 @@ class Made:
         named = ["R-0001"]
         self.add_version(2, IDS[:0], "goldfish-sprint", parent=1, requests=named, **about)
         self.ledger.move("R-0001", "unlearned", version=2)
-        self.ledger.move("R-0001", "audited", measures=measures)
+        self.ledger.move("R-0001", "measured", measures=measures)
 
     def purge(self) -> None:
         shutil.rmtree(self.folder / "v1")
@@ -136,7 +136,7 @@ def test_a_finished_request(made: Made) -> None:
 def test_a_request_that_others_had_answered_before(made: Made) -> None:
     made.unlearn()
     made.ledger.file("clinic", "samples", IDS[:1])
-    for state in ("planned", "running", "unlearned", "audited"):
+    for state in ("planned", "running", "unlearned", "measured"):
         made.ledger.move("R-0003", state)
     page = (made.pack("R-0003").folder / "index.html").read_text()
     assert "Other requests had removed this data before: version 2 is free of it." in page
@@ -336,6 +336,11 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
         assert f"right {what}:" in said
     everything = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
     assert not [name for name in ids if name.encode() in everything]
+    goldfish("evidence", "R-0001", "--project", home)
+    both = sorted((home / "evidence").glob("R-0001-*.zip"))
+    said = goldfish("verify", *both, "--key", public)
+    assert said.count("Nothing is wrong with this pack.") == len(both) == 2
+    assert f"{both[1]}: right" in said
     away = shutil.copy(archive, tmp_path / "away.zip")
     assert "as far as it could be checked" in goldfish("verify", away)
     model = home / "versions" / "v2" / "model.safetensors"
@@ -344,6 +349,7 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
     said = goldfish("verify", away, "--key", public, "--project", home, status=1)
     assert "wrong model v2:" in said
     assert said.endswith("Do not rely on this pack.")
+    assert "Nothing is wrong" in goldfish("verify", archive, away, status=1)
     goldfish("keys", "new", tmp_path / "other.key")
     assert "wrong whose key:" in goldfish(
         "verify", away, "--key", tmp_path / "other.key.pub", status=1
@@ -376,11 +382,19 @@ def test_a_key_is_its_owners_and_is_never_replaced(tmp_path: Path) -> None:
         read_key(key)
 
 
+def cut(archive: Path) -> Path:
+    """Leave half of a zip."""
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    return archive
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda made: verify_evidence(made.folder / "none"), "no evidence pack"),
-        (lambda made: verify_evidence(made.public), "damaged and cannot be read"),
+        (lambda made: verify_evidence(made.public), "signing.key.pub is no evidence pack"),
+        (lambda made: verify_evidence(made.folder), "'goldfish evidence' wrote"),
+        (lambda made: verify_evidence(cut(made.pack().archive)), "damaged and cannot be read"),
         (lambda made: verify_evidence(made.pack().folder, key=made.key), "as a public key"),
         (lambda made: read_key(made.folder / "none"), "'goldfish keys new' makes one"),
         (lambda made: read_key(made.folder / "ledger.db"), "as a private key"),
@@ -396,10 +410,20 @@ def test_bad_input(made: Made, call: Callable[[Made], object], message: str) -> 
         call(made)
 
 
-def test_an_empty_folder_is_no_pack(tmp_path: Path) -> None:
-    (check,) = verify_evidence(tmp_path)
-    assert check.state == "wrong"
-    assert "manifest.json, manifest.sig and key.pub" in check.detail
+def test_a_pack_without_its_manifest_is_wrong_and_an_empty_folder_is_none(made: Made) -> None:
+    pack = made.pack().folder
+    (pack / "manifest.json").unlink()
+    (check,) = verify_evidence(pack)
+    assert (check.state, check.detail) == ("wrong", "manifest.json is not in it.")
+    for path in pack.iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"no evidence pack: manifest\.json, .* are not in it"):
+        verify_evidence(pack)
+
+
+def test_deleted_files_are_counted_in_words() -> None:
+    assert files_or_folders(1) == "1 file or folder"
+    assert files_or_folders(3) == "3 files or folders"
 
 
 def test_a_public_key_that_is_not_ed25519(tmp_path: Path) -> None:

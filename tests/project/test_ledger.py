@@ -22,7 +22,7 @@ from goldfish.project import database
 from goldfish.project.chain import FIRST, body_digest, chain_digest, salted_digest
 from goldfish.project.ledger import FORGOTTEN, NEXT, Ledger, State
 
-WAY: tuple[State, ...] = ("planned", "running", "unlearned", "audited", "closed")
+WAY: tuple[State, ...] = ("planned", "running", "unlearned", "measured", "closed")
 
 
 @pytest.fixture
@@ -94,6 +94,20 @@ def test_a_failed_request_says_why_and_is_tried_again(sqlite_ledger: Ledger) -> 
     assert (again.state, again.failure) == ("received", None)
 
 
+def test_a_state_of_an_earlier_ledger_is_read_by_its_name_of_today(sqlite_ledger: Ledger) -> None:
+    """A measured request was called audited, though nobody had audited anything."""
+    request = sqlite_ledger.file("clinic", "all")
+    for state in WAY[:3]:
+        sqlite_ledger.move(request.id, state)
+    with sqlite_ledger.together():
+        sqlite_ledger._append("audited", request.id, {"note": "x"})
+    (read,) = sqlite_ledger.requests("measured")
+    assert read == sqlite_ledger.request(request.id)
+    assert read.facts["note"] == "x"
+    assert sqlite_ledger.move(request.id, "closed").state == "closed"
+    assert sqlite_ledger.verify() == []
+
+
 def test_every_other_move_is_refused(sqlite_ledger: Ledger) -> None:
     request = sqlite_ledger.file("clinic", "class", "7", count=3)
     for state in ("received", *WAY):
@@ -119,7 +133,9 @@ def test_the_same_is_filed_once(ledger: Ledger) -> None:
         ledger.file("clinic", "all"),
     ]
     assert [r.id for r in others] == ["R-0002", "R-0003", "R-0004", "R-0005"]
-    ledger.move(first.id, "failed", reason="no quorum")
+    failed = ledger.move(first.id, "failed", reason="no quorum")
+    assert ledger.file("clinic", "samples", ["1", "2"]) == failed
+    ledger.forget_ids(first.id)
     assert ledger.file("clinic", "samples", ["1", "2"]).id == "R-0006"
 
 

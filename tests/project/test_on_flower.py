@@ -185,7 +185,7 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         project.purge()
         assert project.outstanding() == ["client-3"]
         assert not project.files.version(1).exists()
-        assert [r.state for r in project.ledger.requests()] == ["audited"]
+        assert [r.state for r in project.ledger.requests()] == ["measured"]
         (left,) = case_of(project.ledger, "R-0001").outstanding
         assert left == "what client-3 keeps of version 1 on its own disk"
         said = CliRunner().invoke(cli, ["status", "--project", str(project.folder)]).stdout
@@ -201,6 +201,9 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         assert project.outstanding() == ["client-3"]
         grid.nodes[12] = away
         project.forget("client-2", samples=ids_of(project, "client-2", 1), machine=MACHINE)
+        said = CliRunner().invoke(cli, ["status", "--project", str(project.folder)]).stdout
+        assert "Still to be handled: 1 request." in said
+        assert "Still kept by client-3: what was made from removed samples" in said
         list(project.unlearn(MACHINE, "retrain"))
         assert project.outstanding() == []
         project.purge()
@@ -325,7 +328,7 @@ def test_requests_to_clients_with_data_of_their_own_are_checked_by_what_they_sai
         project.forget("c", samples=["patient-040-zq"], machine=MACHINE)
         list(project.unlearn(MACHINE))
         assert project.current().made_by == "retrain"
-        assert project.ledger.request(request.id).state == "audited"
+        assert project.ledger.request(request.id).state == "measured"
         project.purge()
         removed = [f"patient-{n:03}-zq" for n in (22, 25, 28, 31, 34, 37, 40)]
         needles = {name: name.encode() for name in removed}

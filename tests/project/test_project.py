@@ -63,10 +63,10 @@ def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path
     assert (
         second.facts["measures"]["memory"]["removed"] == second.facts["before"]["memory"]["removed"]
     )
-    assert {r.state for r in trained.ledger.requests()} == {"audited"}
+    assert {r.state for r in trained.ledger.requests()} == {"measured"}
     held = trained.samples(MACHINE)
     assert not set(first) & set(held["client-1"])
-    with pytest.raises(ConfigError, match="free of all of these samples"):
+    with pytest.raises(ConfigError, match=r"these samples of client-1 \(handled: R-0001\)\."):
         trained.forget("client-1", samples=first[:2], machine=MACHINE)
     with pytest.raises(ConfigError, match="No request waits"):
         list(trained.unlearn(MACHINE))
@@ -133,19 +133,23 @@ def test_a_superseded_version_is_no_starting_point(trained: Project) -> None:
 
 def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -> None:
     """The next pass starts from the version before it, and gets a number of its own."""
-    trained.forget("client-1", label=1, machine=MACHINE)
+    removed = ids_of(trained, "client-1", 4)
+    trained.forget("client-1", samples=removed, machine=MACHINE)
     with pytest.raises(ConfigError, match="cannot be rejected"):
         trained.reject()
     list(trained.unlearn(MACHINE))
     assert trained.reject().number == 1
     assert not trained.files.version(2).exists()
-    assert [r.failure for r in trained.pending()] == ["v2 was rejected"]
+    again = trained.forget("client-1", samples=removed, machine=MACHINE)
+    assert [r.failure for r in trained.pending()] == [again.failure] == ["v2 was rejected"]
     list(trained.unlearn(MACHINE, "retrain"))
     assert (trained.current().number, trained.current().parent) == (3, 1)
     trained.purge()
     assert [a.state for a in trained.ledger.artefacts()] == ["purged", "purged", "current"]
     with pytest.raises(ConfigError, match="cannot be rejected"):
         trained.reject()
+    with pytest.raises(ConfigError, match=r"free of all .* \(handled: R-0001\)\. Nothing was"):
+        trained.forget("client-1", samples=removed, machine=MACHINE)
     assert trained.ledger.verify() == []
 
 
@@ -170,6 +174,8 @@ def test_the_lineage_says_what_was_made_from_what(trained: Project, tmp_path: Pa
     list(trained.unlearn(MACHINE))
     trained.purge()
     trained.forget("client-2", machine=MACHINE)
+    list(trained.unlearn(MACHINE, "retrain"))
+    trained.reject()
     list(trained.unlearn(MACHINE))
     where = "versions/v{}/model.safetensors"
     assert list(lineage.lines(trained.ledger)) == [
@@ -177,8 +183,10 @@ def test_the_lineage_says_what_was_made_from_what(trained: Project, tmp_path: Pa
         + where.format(1),
         "└ v2: quarantined; goldfish-sprint, for R-0001; of the data of 3 clients; "
         + where.format(2),
-        "v3: current; retrain, from newly initialised weights, for R-0002; of the data of 2 "
+        "v3: rejected; retrain, from newly initialised weights, for R-0002; of the data of 2 "
         "clients; " + where.format(3),
+        "v4: current; retrain, from newly initialised weights, for R-0002; of the data of 2 "
+        "clients; " + where.format(4),
     ]
     lineage.draw(trained.ledger, tmp_path / "lineage.png")
     assert (tmp_path / "lineage.png").read_bytes().startswith(b"\x89PNG")
@@ -218,10 +226,10 @@ def test_an_asker_that_is_not_there_leaves_its_request_open(
         away.setattr("goldfish.experiments.engine.InProcess", OneAway)
         list(trained.unlearn(MACHINE))
     first, second = trained.ledger.requests()
-    assert (first.state, second.state) == ("audited", "failed")
+    assert (first.state, second.state) == ("measured", "failed")
     assert second.failure == "the client was not there"
     list(trained.unlearn(MACHINE))
-    assert [r.state for r in trained.ledger.requests()] == ["audited", "audited"]
+    assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
     assert [v.requests for v in trained.ledger.versions()] == [[], ["R-0001"], ["R-0002"]]
 
 
@@ -282,7 +290,7 @@ def test_data_that_was_deleted_before_the_request_was_handled(
         list(trained.unlearn(MACHINE, "goldfish-sprint"))
     list(trained.unlearn(MACHINE))
     assert trained.current().made_by == "retrain"
-    assert trained.ledger.request("R-0001").state == "audited"
+    assert trained.ledger.request("R-0001").state == "measured"
 
 
 @pytest.mark.parametrize(
@@ -304,4 +312,4 @@ def test_auto_retrains_where_the_fast_method_is_not_good_enough(
         version = project.current()
         assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
         assert found in version.facts["tried"]["goldfish-sprint"]
-        assert project.ledger.request("R-0001").state == "audited"
+        assert project.ledger.request("R-0001").state == "measured"

@@ -29,7 +29,7 @@ from goldfish.project.project import Project
         ),
         (
             lambda p: p.forget("client-1", samples=[], machine=MACHINE),
-            "no sample. Nothing was filed",
+            "names no sample. Nothing was filed",
         ),
         (lambda p: p.forget("client-1", label=7, machine=MACHINE), "no sample of class 7"),
         (lambda p: list(p.unlearn(MACHINE)), "No request waits"),
@@ -108,6 +108,11 @@ def test_what_a_project_is_bound_to_cannot_be_written_anew(trained: Project) -> 
     (trained.folder / "project.json").write_text("{}")
     with pytest.raises(StoreError, match=r"salt: Field required\. Put it back from a backup"):
         trained.forget("client-1", label=0, machine=MACHINE)
+    (trained.folder / "project.json").unlink()
+    with pytest.raises(
+        StoreError, match=r"There is no .*project\.json\. Put it back from a backup"
+    ):
+        list(trained.train(MACHINE))
 
 
 def test_positions_are_refused_once_the_data_is_another(tmp_path: Path) -> None:
@@ -142,7 +147,7 @@ def test_samples_that_vanished_without_a_request(trained: Project, tmp_path: Pat
     assert [r.state for r in trained.ledger.requests()] == ["received"]
     trained.forget("client-2", samples=gone[1:], machine=MACHINE)
     list(trained.unlearn(MACHINE))
-    assert {r.state for r in trained.ledger.requests()} == {"audited"}
+    assert {r.state for r in trained.ledger.requests()} == {"measured"}
 
 
 @contextmanager
@@ -173,7 +178,7 @@ def test_a_full_disk_loses_nothing(project: Project) -> None:
     fails(lambda: list(project.unlearn(MACHINE)))
     list(project.unlearn(MACHINE))
     assert project.current().number == 2
-    assert [r.state for r in project.ledger.requests()] == ["audited"]
+    assert [r.state for r in project.ledger.requests()] == ["measured"]
     assert project.ledger.verify() == []
     assert not list(project.folder.rglob(".*.part"))
 

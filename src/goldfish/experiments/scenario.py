@@ -545,9 +545,10 @@ def divide(settings: DataSettings, seed: int, train: TensorExamples) -> Partitio
 
 def _read_ids(path: Path) -> list[str]:
     try:
-        ids = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"deletion.samples: {path} cannot be read: {error}.") from None
+    ids = [line.strip() for line in lines if line.strip()]
     if not ids:
         raise ConfigError(f"deletion.samples: {path} is empty; write one sample id a line.")
     return ids

@@ -474,7 +474,7 @@ def _check(replies: RoundReplies, quorum: float, asked: int, index: int, plan: P
         if failure.error == "DivergenceError":
             raise DivergenceError(
                 f"Non-finite loss on {failure.client_id} {where}: {failure.cause}. A lower "
-                f"learning_rate (now {plan.training.learning_rate:g}) may help too."
+                f"learning_rate (now {plan.training.learning_rate:g}) may help."
             )
         raise ConfigError(f"{failure.client_id} {where}: {failure.cause}")
     answered = len(replies.updates)

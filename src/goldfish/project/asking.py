@@ -88,8 +88,13 @@ class Registry:
             return set() if holdings is None else holdings.of_class(client, int(content[0]))
         return set(self.manifest.clients[client])
 
-    def check_samples(self, client: str, ids: Sequence[str]) -> None:
-        """Raise where a client never had some of the samples, or none of them is left."""
+    def check_samples(self, client: str, ids: Sequence[str], done: Sequence[Request]) -> None:
+        """Raise where a client never had some of the samples, or none of them is left.
+
+        ``done`` are the requests that the newest model honours.
+        """
+        if not ids:
+            raise ConfigError("The request names no sample. Nothing was filed.")
         held = set(self.manifest.clients[client])
         strange = [sample_id for sample_id in ids if self.key(client, sample_id) not in held]
         if strange:
@@ -99,8 +104,12 @@ class Registry:
                 f"{', '.join(strange[:LISTED])}{more}. Nothing was filed."
             )
         if self.gone[client] >= self.keys(client, "samples", ids, None):
-            what = f"all of these samples of {client}" if ids else "all that is named: no sample"
-            raise ConfigError(f"The newest model is free of {what}. Nothing was filed.")
+            by = [request.id for request in done if request.client == client]
+            handled = f" (handled: {', '.join(by)})" if by else ""
+            raise ConfigError(
+                f"The newest model is free of all of these samples of {client}{handled}. Nothing "
+                "was filed."
+            )
 
     def empties(self, named: Mapping[str, set[str]]) -> bool:
         """Tell whether, without these keys, no client has anything left."""

@@ -6,10 +6,11 @@ PyTorch is imported only where it is used.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from goldfish.planning import Advice
     from goldfish.project.ledger import Request, Version
     from goldfish.project.project import Project
+    from goldfish.project.verification import Check
 
 SIGNING_KEY = "signing.key"
 """The key's name in a project, unless another one is given."""
@@ -48,12 +50,17 @@ HERE = Path()
 
 
 @contextmanager
-def _open(folder: Path) -> Iterator[Project]:
+def _open(folder: Path, *, to_read: bool = False) -> Iterator[Project]:
     from goldfish.project.project import Project
 
-    with Project.open(folder) as project:
+    with Project.open(folder, to_read=to_read) as project:
         project.tell = say
         yield project
+
+
+def _again(command: str, project: Path) -> str:
+    """Return how a command that was interrupted goes on."""
+    return f"goldfish {command}{'' if project == HERE else f' --project {quote(str(project))}'}"
 
 
 def _machine(data_dir: Path | None, device: Device, workers: int | None) -> Machine:
@@ -86,7 +93,7 @@ def train(
             say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
             return
         steps = opened.train(_machine(data_dir, device, workers))
-        show_progress(steps, "goldfish train", close=opened.settings.on_flower)
+        show_progress(steps, _again("train", project), close=opened.settings.on_flower)
         _say_version(opened, opened.current())
 
 
@@ -115,7 +122,7 @@ def clients(
     """List the clients with their number of samples, or the sample ids of one of them."""
     from goldfish.errors import unknown
 
-    with _open(project) as opened:
+    with _open(project, to_read=True) as opened:
         held = opened.samples(_machine(data_dir, Device.cpu, None))
     if client is None:
         print_table(("client", "samples"), ((name, str(len(ids))) for name, ids in held.items()))
@@ -150,8 +157,10 @@ def forget(
     data_dir: DataDir = None,
 ) -> None:
     """File a deletion request, and say its number and until when it must be answered."""
-    if (samples is not None) + (class_ is not None) + all_ != 1:
-        raise ConfigError("Say what is to be forgotten: --samples FILE, --class LABEL or --all.")
+    given = (samples is not None) + (class_ is not None) + all_
+    if given != 1:
+        said = "Give only one of" if given else "Say what is to be forgotten:"
+        raise ConfigError(f"{said} --samples FILE, --class LABEL or --all.")
     at = None if requested_at is None else requested_at.replace(tzinfo=UTC)
     with _open(project) as opened:
         before = {request.id for request in opened.ledger.requests()}
@@ -195,9 +204,12 @@ def plan(
         return
     with _open(project) as opened:
         found = opened.plan(machine, method or ())
+        settings = opened.settings
     _print_estimates(found.advice)
-    for client, shards in found.shards.items():
-        say(f"Touched of {client}: shards {', '.join(map(str, shards))}.")
+    divided = settings.own_training is not None or settings.tables.training.shards > 1
+    for client, shards in found.shards.items() if divided else ():
+        word = "shard" if len(shards) == 1 else "shards"
+        say(f"Touched of {client}: {word} {', '.join(map(str, shards))}.")
     say(f"To be superseded: {', '.join(found.artefacts)}.")
     say(f"Advice: goldfish unlearn --method {found.advice.method} ({found.advice.reason}).")
 
@@ -240,7 +252,7 @@ def unlearn(
     with _open(project) as opened:
         before = opened.current().number
         steps = opened.unlearn(_machine(data_dir, device, workers), method)
-        show_progress(steps, "goldfish unlearn", close=opened.settings.on_flower)
+        show_progress(steps, _again("unlearn", project), close=opened.settings.on_flower)
         version = opened.current()
         if version.number > before:
             _say_version(opened, version)
@@ -251,40 +263,46 @@ def unlearn(
 @app.command()
 def status(project: Folder = HERE) -> None:
     """Show requests, model versions, due dates and what is overdue."""
+    from goldfish.project.lineage import fates
     from goldfish.report.formatting import listing, plural
 
-    with _open(project) as opened:
+    with _open(project, to_read=True) as opened:
         versions, requests = opened.ledger.versions(), opened.ledger.requests()
         if versions:
+            became = fates(opened.ledger)
             print_table(
-                ("version", "made by", "on", "accuracy %", "memory gap", "for"),
-                (_version_row(version) for version in versions),
+                ("version", "state", "made by", "on", "accuracy %", "for"),
+                (_version_row(version, became[version.number]) for version in versions),
             )
         if requests:
             print_table(
                 ("request", "client", "what", "state", "due", ""),
                 (_request_row(request) for request in requests),
             )
-        newest = opened.current().number if versions else 0
-        if found := opened.ledger.audits().get(newest):
-            say(f"Audit of v{newest}, beside {found['oracles']} oracles: {found['word']}.")
+        if not versions:
+            say("There is no model yet: run 'goldfish train'.")
+            return
+        newest = opened.current()
+        if gap := _memory_gap(newest.facts["measures"]):
+            say(f"v{newest.number}: {gap}.")
+        if found := opened.ledger.audits().get(newest.number):
+            say(f"Audit of v{newest.number}, beside {found['oracles']} oracles: {found['word']}.")
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
         if late:
             say(f"Overdue: {', '.join(late)}.")
-        if not versions:
-            say("There is no model yet: run 'goldfish train'.")
-        elif pending:
+        if pending:
             waiting = plural(len(pending), "request")
             say(f"Still to be handled: {waiting}. 'goldfish plan', then 'goldfish unlearn'.")
-        elif away := opened.outstanding():
+        if away := opened.outstanding():
             say(
                 f"Still kept by {listing(away)}: what was made from removed samples. Run 'goldfish "
                 "purge' when they are there."
             )
-        elif opened.ledger.artefacts("quarantined"):
+        old = any(a.kind == "model" for a in opened.ledger.artefacts("quarantined"))
+        if old:
             say("Old models that know removed samples are still there: 'goldfish purge'.")
-        else:
+        if not (pending or away or old):
             say("No request waits.")
 
 
@@ -325,7 +343,7 @@ def lineage(
     """Show which model was made from which, for which requests, and what became of it."""
     from goldfish.project.lineage import draw, lines
 
-    with _open(project) as opened:
+    with _open(project, to_read=True) as opened:
         for line in lines(opened.ledger):
             say(line)
         if picture is not None:
@@ -380,7 +398,9 @@ def evidence(
 
 @app.command()
 def verify(
-    pack: Annotated[Path, typer.Argument(metavar="PACK", help="The folder or the zip.")],
+    packs: Annotated[
+        list[Path], typer.Argument(metavar="PACK...", help="Folders or zips, one or more.")
+    ],
     key: Annotated[
         Path | None,
         typer.Option("--key", metavar="PUB", help="The public key that must have signed it."),
@@ -391,23 +411,36 @@ def verify(
         typer.Option("--project", metavar="DIR", help="By default the one that PACK lies in."),
     ] = None,
 ) -> None:
-    """Check an evidence pack offline, and say what is right, wrong, or could not be checked."""
+    """Check evidence packs offline, and say what is right, wrong, or could not be checked."""
     from goldfish.project.verification import verify_evidence
 
-    home = find_project(project or pack.parent)
-    if project is not None and home is None:
-        raise ConfigError(f"{project} is no project: there is no {FILE}, here or above.")
-    ledger = None if home is None else _ledger_of(home)
-    found = verify_evidence(pack, key=key, model=model, project=home, ledger=ledger)
+    wrong = False
+    for pack in packs:
+        home = find_project(project or pack.parent)
+        if project is not None and home is None:
+            raise ConfigError(f"{project} is no project: there is no {FILE}, here or above.")
+        ledger = None if home is None else _ledger_of(home)
+        found = verify_evidence(pack, key=key, model=model, project=home, ledger=ledger)
+        if len(packs) > 1:
+            say(f"{pack}:")
+        wrong |= _say_checks(found)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _say_checks(found: Sequence[Check]) -> bool:
+    """Print what was checked of a pack, and return whether something is wrong with it."""
     styles = {"right": "green", "wrong": "bold red", "not checked": "yellow"}
     for check in found:
         console.print(f"{check.state:<12}", style=styles[check.state], end="")
         say(plain(f"{check.what}: {check.detail}"))  # a pack may come from a stranger
-    if any(check.state == "wrong" for check in found):
+    states = {check.state for check in found}
+    if "wrong" in states:
         say("Do not rely on this pack.")
-        raise typer.Exit(1)
-    unchecked = any(check.state == "not checked" for check in found)
-    say(f"Nothing is wrong with this pack{', as far as it could be checked' * unchecked}.")
+        return True
+    unchecked = ", as far as it could be checked" * ("not checked" in states)
+    say(f"Nothing is wrong with this pack{unchecked}.")
+    return False
 
 
 def _ledger_of(project: Path) -> str | Path:
@@ -429,7 +462,7 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
     with _open(folder) as opened:
         amount = ORACLES if oracles is None else oracles
         say(f"Forecast: {seconds(audit_forecast(opened, amount))}, by what earlier work took.")
-        again = f"goldfish audit {folder} --models {amount}"
+        again = f"{_again('audit', folder)} --models {amount}"
         show_progress(audit(opened, machine, amount), again, close=opened.settings.on_flower)
         version = opened.current()
         found = opened.ledger.audits()[version.number]
@@ -448,10 +481,13 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
 
 def _read_ids(path: Path) -> list[str]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--samples: {path} cannot be read: {error}.") from None
-    return [line.strip() for line in lines if line.strip()]
+    ids = [line.strip() for line in lines if line.strip()]
+    if not ids:
+        raise ConfigError(f"--samples: {path} names no sample. Write one sample id a line.")
+    return ids
 
 
 def _what(request: Request) -> str:
@@ -478,20 +514,41 @@ def _say_version(project: Project, version: Version) -> None:
 
 
 def _measured(measures: Mapping[str, Any]) -> str:
-    gap = measures.get("memory_gap")
-    remembered = "" if gap is None else f", memory gap of the removed samples {gap:+.3f}"
-    return f"accuracy {measures['accuracy']:.1f} %{remembered}"
+    gap = _memory_gap(measures)
+    return f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}{gap and f', {gap}'}"
 
 
-def _version_row(version: Version) -> tuple[str, ...]:
+def _memory_gap(measures: Mapping[str, Any]) -> str:
+    """Say what the model remembers of removed samples, and whether that may be chance."""
+    from goldfish.report.formatting import plural
+    from goldfish.results import Memory
+
+    if (found := measures.get("memory")) is None:
+        return ""
+    memory = Memory.model_validate(found)
+    gap, whose = memory.gap, plural(int(memory.removed), "removed sample")
+    unclear = ": cannot be told from unseen samples" if gap.low <= 0 <= gap.high else ""
+    return (
+        f"memory gap of {whose} {gap.value:+.3f} (95 % interval {gap.low:+.3f} to "
+        f"{gap.high:+.3f}{unclear})"
+    )
+
+
+def _rest(measures: Mapping[str, Any]) -> str:
+    """Say of which test samples an accuracy is, where it is not of all."""
+    from goldfish.project.evidence import of_remaining_classes
+
+    return " on the remaining classes" if of_remaining_classes(measures) else ""
+
+
+def _version_row(version: Version, state: str) -> tuple[str, ...]:
     measures = version.facts["measures"]
-    gap = measures.get("memory_gap")
     return (
         f"v{version.number}",
+        state,
         version.made_by,
         f"{version.at:%Y-%m-%d}",
-        f"{measures['accuracy']:.1f}",
-        "–" if gap is None else f"{gap:+.3f}",
+        f"{measures['accuracy']:.1f}{_rest(measures)}",
         ", ".join(version.requests),
     )
 

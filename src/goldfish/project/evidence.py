@@ -113,7 +113,7 @@ def case_of(ledger: Ledger, request_id: str) -> Case:
     artefacts = ledger.artefacts()
     of_client = [a for a in artefacts if a.manifests.get(request.client)]
     forgotten = any(event.kind == FORGOTTEN for event in events)
-    if request.state not in ("unlearned", "audited", "closed"):
+    if request.state not in ("unlearned", "measured", "closed"):
         left = [artefact for artefact in of_client if artefact.state != "purged"]
         return Case(request, events, None, None, None, left, forgotten)
     # What other requests had removed already needed no version of its own.
@@ -358,9 +358,10 @@ def findings(case: Case) -> list[str]:
 def _test(case: Case) -> list[str]:
     """Say what was measured when the new model was made."""
     now, before = _measures(case, "measures"), _measures(case, "before")
+    rest = " samples of the remaining classes" if of_remaining_classes(now) else ""
     said = []
     for name, sentence in (
-        ("accuracy", "The new model is right on {} of the test"),
+        ("accuracy", f"The new model is right on {{}} of the test{rest}"),
         ("removed_class_accuracy", "It recognises the removed class in {} of the cases"),
     ):
         if name in now:
@@ -392,6 +393,11 @@ def _test(case: Case) -> list[str]:
     if old is not None and old.judged.finding != "remembers":
         said.append("The test found no trace in the old model either, so that it says little here.")
     return said
+
+
+def of_remaining_classes(measures: Mapping[str, Any]) -> bool:
+    """Say whether an accuracy leaves out test samples, of classes that were removed."""
+    return "removed_class_accuracy" in measures
 
 
 def _measures(case: Case, which: str) -> Mapping[str, Any]:
@@ -428,7 +434,7 @@ def _page(case: Case, made_at: str, key: str) -> str:
 
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     purged = len(case.purged)
-    gone = [f"{plural(purged, 'file or folder')} made from the data: deleted."] if purged else []
+    gone = [f"{files_or_folders(purged)} made from the data: deleted."] if purged else []
     template = page.from_string(
         files("goldfish.project").joinpath("evidence.html").read_text(encoding="utf-8")
     )
@@ -446,6 +452,11 @@ def _page(case: Case, made_at: str, key: str) -> str:
         key=key,
         goldfish=__version__,
     )
+
+
+def files_or_folders(amount: int) -> str:
+    """Format how many things lie on a disk."""
+    return f"{plural(amount, 'file')} or folder{'s' * (amount != 1)}"
 
 
 # Files

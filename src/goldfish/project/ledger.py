@@ -38,19 +38,21 @@ from goldfish.project.chain import (
 from goldfish.project.database import ABOUT, database_problems, engine_of, migrate, tell_about
 
 Kind = Literal["samples", "class", "all"]
-State = Literal["received", "planned", "running", "unlearned", "audited", "closed", "failed"]
+State = Literal["received", "planned", "running", "unlearned", "measured", "closed", "failed"]
 ArtefactState = Literal["current", "quarantined", "purged"]
 
 NEXT: Mapping[str, tuple[str, ...]] = {
     "received": ("planned", "failed"),
     "planned": ("running", "failed"),
     "running": ("unlearned", "failed"),
-    "unlearned": ("audited", "failed"),
-    "audited": ("closed", "failed"),
+    "unlearned": ("measured", "failed"),
+    "measured": ("closed", "failed"),
     "closed": (),
     "failed": ("received",),
 }
 """Where a request may go from each state."""
+FORMERLY: Mapping[str, str] = {"audited": "measured"}
+"""States that had another name in earlier ledgers, whose events stay as they are."""
 NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
     "current": ("quarantined", "purged"),
     "quarantined": ("current", "purged"),
@@ -67,7 +69,7 @@ _INSERT = text(
 )
 _HEAD = text("SELECT number, digest FROM events ORDER BY number DESC LIMIT 1")
 _LAST_FILED = text("SELECT subject FROM events WHERE kind = 'filed' ORDER BY number DESC LIMIT 1")
-_SAME = text("SELECT request FROM contents WHERE content = :key ORDER BY request")
+_SAME = text("SELECT request FROM contents WHERE content = :key ORDER BY request LIMIT 1")
 _FORGET = text("DELETE FROM contents WHERE request = :request")
 _KEEP = text("INSERT INTO contents VALUES (:request, :filed, :key, :salt, :ids)")
 
@@ -212,8 +214,8 @@ class Ledger:
 
         ``content`` is the sample ids, the label of the class, or nothing for all that a client has.
         ``count`` says how many samples a class or a client has. ``reason`` stays readable: it must
-        not name a sample. The same client and content give a new request only where the earlier
-        one failed, or its ids are forgotten.
+        not name a sample. The same client and content give a new request only where the ids of the
+        earlier one are forgotten: one that failed is tried again.
         """
         ids = _checked_content(kind, content)
         now = datetime.now(UTC)
@@ -224,10 +226,9 @@ class Ledger:
             raise ConfigError(f"The request is dated {asked.isoformat()}, which is in the future.")
         key = _key(client, kind, ids)
         with self.together() as db:
-            same = db.execute(_SAME, {"key": key}).scalars().all()
-            for earlier in map(self.request, same):
-                if earlier.state != "failed":
-                    return earlier
+            earlier = db.execute(_SAME, {"key": key}).scalar()
+            if earlier is not None:
+                return self.request(earlier)
             last = db.execute(_LAST_FILED).scalar()
             request_id = f"R-{1 if last is None else int(last.removeprefix('R-')) + 1:04d}"
             salt = secrets.token_hex(32)
@@ -259,7 +260,7 @@ class Ledger:
 
     def requests(self, *states: State) -> list[Request]:
         """Return the requests that are in one of these states, or all; oldest first."""
-        found = (_told(events) for events in self._by_subject("filed", *NEXT))
+        found = (_told(events) for events in self._by_subject("filed", *NEXT, *FORMERLY))
         return [request for request in found if not states or request.state in states]
 
     def move(self, request_id: str, state: State, **facts: Any) -> Request:
@@ -413,7 +414,8 @@ class Ledger:
 
     def record(self, kind: str, facts: Mapping[str, Any], subject: str = "") -> Event:
         """Append any other event: trained, purged, imported. Facts name no sample."""
-        taken = {"opened", "filed", "version", "artefact", FORGOTTEN, *NEXT, *NEXT_ARTEFACT}
+        taken = {"opened", "filed", "version", "artefact", FORGOTTEN}
+        taken |= {*NEXT, *FORMERLY, *NEXT_ARTEFACT}
         if kind in taken:
             raise ConfigError(f"Events of kind {kind!r} are written by a call of their own.")
         with self.together():
@@ -542,11 +544,11 @@ def _event(row: Any) -> Event | None:
 
 def _told(events: Sequence[Event]) -> Request:
     """Read a request from its events, of which the first filed it."""
-    first, *moves = (event for event in events if event.kind in ("filed", *NEXT))
+    first, *moves = (event for event in events if event.kind in ("filed", *NEXT, *FORMERLY))
     state, failure = "received", None
     facts: dict[str, Any] = {}
     for event in moves:
-        state = event.kind
+        state = FORMERLY.get(event.kind, event.kind)
         failure = str(event.facts["reason"]) if state == "failed" else None
         facts.update(event.facts)
     facts.pop("reason", None)
@@ -614,13 +616,14 @@ def _wrong_moves(events: Iterable[Event]) -> Iterator[str]:
     begins, moves = {"filed": "received", "artefact": "current"}, {**NEXT, **NEXT_ARTEFACT}
     for event in events:
         before = states.get(event.subject, "unknown")
-        if event.kind in moves and event.kind not in moves.get(before, ()):
+        kind = FORMERLY.get(event.kind, event.kind)
+        if kind in moves and kind not in moves.get(before, ()):
             yield (
                 f"Event {event.number} of the ledger cannot be true: {event.subject} was "
-                f"{before} and cannot become {event.kind}."
+                f"{before} and cannot become {kind}."
             )
-        if event.kind in (*begins, *moves):
-            states[event.subject] = begins.get(event.kind, event.kind)
+        if kind in (*begins, *moves):
+            states[event.subject] = begins.get(kind, kind)
 
 
 def _key(client: str, kind: str, ids: Sequence[str]) -> str:

@@ -7,12 +7,19 @@ from pathlib import Path
 
 from goldfish.project.ledger import Artefact, Ledger
 
-COLOURS = {"current": "#2a9d8f", "quarantined": "#e9c46a", "purged": "#c8c8c8"}
+REJECTED = "rejected"
+COLOURS = {"current": "#2a9d8f", "quarantined": "#e9c46a", "purged": "#c8c8c8", REJECTED: "#c8c8c8"}
+
+
+def fates(ledger: Ledger) -> dict[int | None, str]:
+    """Return what became of each model version: the state of its file, or that it was rejected."""
+    rejected = {event.subject for event in ledger.events() if event.facts.get("rejected")}
+    return {a.version: REJECTED if a.path in rejected else a.state for a in _models(ledger)}
 
 
 def lines(ledger: Ledger) -> Iterator[str]:
     """Yield the lineage as text: each model version, under the one that it was made from."""
-    models = _models(ledger)
+    models, became = _models(ledger), fates(ledger)
     children: dict[str | None, list[Artefact]] = {}
     for artefact in models:
         children.setdefault(next(iter(artefact.parents), None), []).append(artefact)
@@ -20,7 +27,8 @@ def lines(ledger: Ledger) -> Iterator[str]:
     def walk(parent: str | None, depth: int) -> Iterator[str]:
         for artefact in children.get(parent, ()):
             mark = "  " * (depth - 1) + "└ " if depth else ""
-            yield f"{mark}v{artefact.version}: {_words(ledger, artefact)}"
+            state = became[artefact.version]
+            yield f"{mark}v{artefact.version}: {state}; {_words(ledger, artefact)}"
             yield from walk(artefact.path, depth + 1)
 
     yield from walk(None, 0)
@@ -33,7 +41,7 @@ def draw(ledger: Ledger, path: Path) -> None:
     """Draw the lineage: versions from left to right, and what each was made from."""
     from matplotlib.figure import Figure
 
-    models = _models(ledger)
+    models, became = _models(ledger), fates(ledger)
     if not models:
         return
     figure = Figure(figsize=(2.6 * len(models) + 0.4, 2.2), layout="constrained")
@@ -43,8 +51,9 @@ def draw(ledger: Ledger, path: Path) -> None:
         version = ledger.versions()[(artefact.version or 1) - 1]
         asked = version.requests
         more = [f"and {len(asked) - 2} more"] if len(asked) > 2 else []
-        about = [f"v{version.number}", version.made_by, *asked[:2], *more, artefact.state]
-        box = {"boxstyle": "round,pad=0.5", "facecolor": COLOURS[artefact.state], "alpha": 0.7}
+        state = became[artefact.version]
+        about = [f"v{version.number}", version.made_by, *asked[:2], *more, state]
+        box = {"boxstyle": "round,pad=0.5", "facecolor": COLOURS[state], "alpha": 0.7}
         axes.text(x, 0, "\n".join(about), ha="center", va="center", bbox=box, zorder=2)
         for parent in artefact.parents:
             arrow = {"arrowstyle": "->", "shrinkA": 42, "shrinkB": 42}
@@ -67,6 +76,6 @@ def _words(ledger: Ledger, artefact: Artefact) -> str:
     origin = ", from newly initialised weights" if fresh else ""
     clients = len(artefact.manifests)
     return (
-        f"{artefact.state}; {version.made_by}{origin}{made_for}; of the data of {clients} "
-        f"client{'s' * (clients != 1)}; {artefact.path}"
+        f"{version.made_by}{origin}{made_for}; of the data of {clients} client"
+        f"{'s' * (clients != 1)}; {artefact.path}"
     )

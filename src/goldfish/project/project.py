@@ -77,7 +77,7 @@ from goldfish.workflow import (
 IN_PROCESS: EngineFactory = partial(in_process, remember=True)
 """The engine whose clients live in this process: they never train on removed samples again."""
 BEGUN = "pass.json"
-WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "audited", "closed")
+WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "measured", "closed")
 PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
 """Requests in these states are still to be handled; one that failed is tried again."""
 
@@ -169,8 +169,11 @@ class Project:
         return path
 
     @classmethod
-    def open(cls, folder: Path) -> Project:
-        """Open the project of this folder, or of the nearest one above it."""
+    def open(cls, folder: Path, *, to_read: bool = False) -> Project:
+        """Open the project of this folder, or of the nearest one above it.
+
+        With ``to_read`` it may lie where nothing can be written.
+        """
         found = find_project(folder)
         if found is None:
             raise ConfigError(
@@ -179,8 +182,14 @@ class Project:
             )
         settings = ProjectSettings.read(found / FILE)
         url = settings.tables.ledger
-        with private():
-            ledger = Ledger.open(url if "://" in url else found / url)
+        place = url if "://" in url else found / url
+        try:
+            with private():
+                ledger = Ledger.open(place)
+        except StoreError:
+            if not to_read or not Path(place).exists():
+                raise
+            ledger = Ledger.open(place, read_only=True)
         return cls(ProjectFolder(found, settings), ledger)
 
     @property
@@ -319,7 +328,7 @@ class Project:
             kind, content = "samples", tuple(dict.fromkeys(samples))
             if self.files.pinned().data is not None:
                 self.files.holdings(machine)  # it refuses other data than that of the training
-            registry.check_samples(client, content)
+            registry.check_samples(client, content, self.ledger.requests("measured", "closed"))
         elif label is not None:
             kind, content = "class", (str(label),)
         pending = self.pending()
@@ -479,7 +488,7 @@ class Project:
         quarantined, and deleted by the next purge or unlearning that reaches it.
         """
         old = self.ledger.artefacts("quarantined")
-        if dry_run or not (old or self.ledger.requests("audited")):
+        if dry_run or not (old or self.ledger.requests("measured")):
             return old
         if self.engine is None:
             list(self.hand_over("purge", machine or Machine()))
@@ -535,13 +544,13 @@ class Project:
         with self.ledger.together():
             for artefact in old:
                 self.ledger.move_artefact(artefact.path, "purged")
-        done = self.ledger.requests("audited", "closed")
+        done = self.ledger.requests("measured", "closed")
         self.ledger.forget_ids(*(request.id for request in done))
         if self._client_states():
             self._purge_clients(self._now(machine, engine).trained.federation)
         if not self.ledger.artefacts("quarantined"):  # here, or with a client
             with self.ledger.together():
-                for request in self.ledger.requests("audited"):
+                for request in self.ledger.requests("measured"):
                     self.ledger.move(request.id, "closed")
 
     def _client_states(self) -> list[Artefact]:
@@ -629,7 +638,7 @@ class Project:
     def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
         """Leave the requests of clients that are not there open, and end those that are done."""
         for request in asked.done:
-            self._advance(request, "audited", note="there was nothing left of it")
+            self._advance(request, "measured", note="there was nothing left of it")
         if not asked.by_request:
             raise ConfigError("The newest model is free of all that is asked for.")
         absent = set(file(trained.federation, asked.requests, trained.honoured))
@@ -751,7 +760,7 @@ class Project:
                 self.ledger.add_artefact(path, kind, version=number, manifests=manifests)
             for request in requests:
                 self._advance(request, "unlearned", version=number)
-                self._advance(request, "audited", measures=facts["measures"])
+                self._advance(request, "measured", measures=facts["measures"])
         remove(self.files.work(number))
         return version
 

@@ -16,14 +16,24 @@ from pydantic import ValidationError
 from goldfish.errors import ConfigError, StoreError
 from goldfish.files import sha256_of
 from goldfish.project.chain import body_digest, chain_problems
-from goldfish.project.evidence import EVENTS, KEY, MANIFEST, SIGNATURE, Manifest, sha256
+from goldfish.project.evidence import (
+    EVENTS,
+    KEY,
+    MANIFEST,
+    SIGNATURE,
+    Manifest,
+    files_or_folders,
+    sha256,
+)
 from goldfish.project.ledger import Ledger
 from goldfish.project.signing import fingerprint, is_signed, read_public
-from goldfish.report.formatting import listing, plural
+from goldfish.report.formatting import listing
 from goldfish.results import in_words
 
 LARGEST = 1 << 28
 """A pack of more bytes is not read: no honest one comes near."""
+NEEDED = (MANIFEST, SIGNATURE, KEY)
+"""Without these files nothing of a pack can be checked."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,9 @@ def verify_evidence(
     ``ledger`` at an address (as of :meth:`Ledger.open`) are compared with what the pack says.
     """
     content = _read(pack)
-    missing = [name for name in (MANIFEST, SIGNATURE, KEY) if name not in content]
+    missing = [name for name in NEEDED if name not in content]
+    if len(missing) == len(NEEDED):
+        raise _no_pack(pack)
     if missing:
         return [Check("pack", "wrong", f"{listing(missing)} is not in it.")]
     checks = list(_check_signature(content, key))
@@ -69,6 +81,10 @@ def _read(pack: Path) -> dict[str, bytes]:
     """Return the files of a pack by their names."""
     if not pack.exists():
         raise ConfigError(f"There is no evidence pack {pack}.")
+    if pack.is_dir() and not any((pack / name).exists() for name in NEEDED):
+        raise _no_pack(pack)
+    if pack.is_file() and pack.suffix != ".zip" and not zipfile.is_zipfile(pack):
+        raise _no_pack(pack)
     try:
         if pack.is_dir():
             if sum(path.stat().st_size for path in pack.iterdir()) > LARGEST:
@@ -83,6 +99,13 @@ def _read(pack: Path) -> dict[str, bytes]:
             return {name: archive.read(member) for name, member in members.items()}
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise StoreError(f"{pack} is damaged and cannot be read: {error}.") from error
+
+
+def _no_pack(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is no evidence pack: {listing(NEEDED)} are not in it. Give a folder or a zip that "
+        "'goldfish evidence' wrote."
+    )
 
 
 def _check_signature(content: Mapping[str, bytes], key: Path | None) -> Iterator[Check]:
@@ -184,7 +207,7 @@ def _check_project(
         yield Check("deleted files", "not checked", "The project is not at hand.")
     elif manifest.purged and project is not None:
         back = [name for name in manifest.purged if (project / name).exists()]
-        gone = plural(len(manifest.purged), "file or folder")
+        gone = files_or_folders(len(manifest.purged))
         again = [f"{name} is there again." for name in back]
         yield from _checked("deleted files", again, f"Not there any more: {gone}.")
 

@@ -1,0 +1,179 @@
+"""The commands of a project: what they print, and what they say of wrong words."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from tests.project.conftest import MACHINE, make_project
+from tests.project.test_evidence import nobody
+from tests.project.test_project import ids_of
+from typer.testing import CliRunner
+
+from goldfish.cli import app
+from goldfish.project import commands
+from goldfish.project.evidence import case_of, findings
+from goldfish.project.project import Project
+
+Command = Callable[..., str]
+
+
+@pytest.fixture
+def goldfish(trained: Project, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command on a trained project, and return what it prints as one line."""
+    monkeypatch.setattr("goldfish.terminal.console.width", 300)
+
+    def run(*words: object) -> str:
+        place = () if words[0] == "verify" else ("--project", trained.folder)
+        done = CliRunner().invoke(app, [str(word) for word in (*words, *place)])
+        return " ".join(f"{done.output} {done.exception or ''}".split())
+
+    return run
+
+
+def test_an_accuracy_without_the_removed_class_says_so(trained: Project, goldfish: Command) -> None:
+    """A third of the test samples is left out, and no number may seem to be of all."""
+    for client in ("client-1", "client-2", "client-3"):
+        trained.forget(client, label=1, machine=MACHINE)
+    printed = goldfish("unlearn", "--method", "retrain")
+    now = trained.current().facts["measures"]["accuracy"]
+    before = trained.current().facts["before"]["accuracy"]
+    assert f"v2 (retrain): accuracy {now:.1f} % on the remaining classes" in printed
+    assert f"The model before: accuracy {before:.1f} % on the remaining classes" in printed
+    assert f"{now:.1f} on the remaining classes" in goldfish("status")
+    assert findings(case_of(trained.ledger, "R-0001"))[0] == (
+        f"The new model is right on {now:.1f} % of the test samples of the remaining classes "
+        f"(before: {before:.1f} %)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        (
+            -0.057,
+            0.023,
+            "-0.017 (95 % interval -0.057 to +0.023: cannot be told from unseen samples)",
+        ),
+        (-0.027, -0.007, "-0.017 (95 % interval -0.027 to -0.007)"),
+    ],
+)
+def test_a_memory_gap_comes_with_its_interval_and_the_number_of_samples(
+    low: float, high: float, told: str
+) -> None:
+    """Where 0 is in the interval, the gap shows nothing."""
+    gap = {"value": -0.017, "low": low, "high": high}
+    memory = {"gap": gap, "removed": 4, "unseen": 30, "removed_right": 1.0, "unseen_right": 2.0}
+    said = commands._measured({"accuracy": 96.94, "memory": memory})
+    assert said == f"accuracy 96.9 %, memory gap of 4 removed samples {told}"
+
+
+def test_unlearn_and_status_tell_the_same_of_a_memory_gap(
+    trained: Project, goldfish: Command
+) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    printed, shown = goldfish("unlearn"), goldfish("status")
+    gap = commands._memory_gap(trained.current().facts["measures"])
+    assert "memory gap of 2 removed samples" in gap
+    assert f"{gap}. It lies in" in printed
+    assert f"v2: {gap}." in shown
+
+
+def test_status_tells_versions_that_are_gone_from_the_current_one(
+    trained: Project, goldfish: Command
+) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    list(trained.unlearn(MACHINE, "retrain"))
+    trained.reject()
+    list(trained.unlearn(MACHINE, "retrain"))
+    for old in ("quarantined", "purged"):
+        shown = goldfish("status")
+        for number, state in enumerate((old, "rejected", "current"), start=1):
+            assert f"│ v{number} │ {state} │" in shown
+        trained.purge()
+
+
+def test_status_tells_that_a_purge_is_due_also_while_a_request_is_open(
+    trained: Project, goldfish: Command
+) -> None:
+    for client in ("client-1", "client-2"):
+        trained.forget(client, samples=ids_of(trained, client, 1), machine=MACHINE)
+        if client == "client-1":
+            list(trained.unlearn(MACHINE, "retrain"))
+    shown = goldfish("status")
+    assert "Still to be handled: 1 request." in shown
+    assert "Old models that know removed samples are still there: 'goldfish purge'." in shown
+
+
+def test_an_interrupted_command_names_the_project_that_it_was_given(
+    trained: Project, goldfish: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(commands, "show_progress", lambda _steps, again, close: told.append(again))
+    goldfish("unlearn")
+    monkeypatch.chdir(trained.folder)
+    CliRunner().invoke(app, ["unlearn"])
+    with make_project(Path("my project")):
+        CliRunner().invoke(app, ["train", "--project", "my project"])
+    assert told == [
+        f"goldfish unlearn --project {trained.folder}",
+        "goldfish unlearn",
+        "goldfish train --project 'my project'",
+    ]
+
+
+def test_a_file_of_ids(trained: Project, goldfish: Command, tmp_path: Path) -> None:
+    """One without any is told so; one that begins with a byte-order mark names the same ones."""
+    path = tmp_path / "ids.txt"
+    path.write_text("\n \n")
+    printed = goldfish("forget", "--client", "client-1", "--samples", path)
+    assert f"{path} names no sample. Write one sample id a line." in printed
+    path.write_text("\n".join(ids_of(trained, "client-1", 2)), "utf-8-sig")
+    printed = goldfish("forget", "--client", "client-1", "--samples", path)
+    assert "R-0001: client-1, 2 samples." in printed
+
+
+def test_a_request_is_for_one_kind_of_thing(goldfish: Command) -> None:
+    kinds = "--samples FILE, --class LABEL or --all."
+    assert f"Say what is to be forgotten: {kinds}" in goldfish("forget", "--client", "client-1")
+    both = goldfish("forget", "--client", "client-1", "--samples", "ids.txt", "--all")
+    assert f"Give only one of {kinds}" in both
+
+
+def test_a_plan_names_shards_where_data_is_divided(trained: Project, goldfish: Command) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 1), machine=MACHINE)
+    assert "Touched" not in goldfish("plan", "--method", "retrain")
+    with make_project(trained.folder.parent / "divided", "shards = 2") as divided:
+        list(divided.train(MACHINE))
+        divided.forget("client-1", samples=ids_of(divided, "client-1", 1), machine=MACHINE)
+        words = ["plan", "--method", "retrain", "--project", str(divided.folder)]
+        assert "Touched of client-1: shard " in CliRunner().invoke(app, words).output
+
+
+def test_who_may_only_read_a_project_sees_it(trained: Project) -> None:
+    """As on a read-only disk, or in the folder of another user."""
+    trained.ledger.close()
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        folder = Path(place) / "project"
+        shutil.copytree(trained.folder, folder)
+        shutil.copy(trained.folder.parent / "data.npz", place)
+        everything = [Path(place), *Path(place).rglob("*")]
+        for path in everything:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+
+        def run(*words: str) -> Result:
+            with nobody():
+                return CliRunner().invoke(app, [*words, "--project", str(folder)])
+
+        said = [run(command) for command in ("status", "lineage", "clients")]
+        refused = run("forget", "--client", "client-1", "--all")
+        assert sorted(Path(place).rglob("*")) == sorted(everything[1:])
+        for path in everything:
+            path.chmod(0o755)
+    for done, words in zip(said, ("No request waits", "v1: current", "client-3"), strict=True):
+        assert words in done.output, done.exception
+    assert "cannot be used" in str(refused.exception)
