@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from tests.project.conftest import MACHINE, make_project, write_data
 
-from goldfish.errors import ConfigError, StoreError
+from goldfish.errors import ConfigError, DivergenceError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
 from goldfish.project import lineage
@@ -47,6 +48,65 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path
         assert model_digest(again, 1) == expected
         assert again.ledger.verify() == []
         assert not list((folder / "work").iterdir())
+
+
+def set_rate(project: Project, rate: str) -> Project:
+    """Return the project anew, with another learning rate."""
+    path = project.folder / "goldfish.toml"
+    path.write_text(path.read_text().replace("learning_rate = 0.05", f"learning_rate = {rate}"))
+    return Project.open(project.folder)
+
+
+def test_a_first_training_that_failed_binds_the_project_to_nothing(
+    project: Project, tmp_path: Path
+) -> None:
+    """Neither settings nor data: of neither there is a model."""
+    with set_rate(project, "1e30") as wrong:
+        with pytest.raises(DivergenceError):
+            list(wrong.train(MACHINE))
+        with pytest.raises(ConfigError, match="has no model yet"):
+            wrong.samples(MACHINE)
+    path = project.folder / "goldfish.toml"
+    path.write_text(path.read_text().replace("1e30", "0.05"))
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id != "patient-007-zq")
+    with Project.open(project.folder) as mended:
+        list(mended.train(MACHINE))
+        held = mended.samples(MACHINE)
+        assert sum(map(len, held.values())) == 59
+        mended.forget("client-1", samples=held["client-1"][:1], machine=MACHINE)
+        list(mended.unlearn(MACHINE))
+        assert mended.current().number == 2
+
+
+def relabel(path: Path) -> None:
+    """Give all samples other labels, under the same ids."""
+    data = dict(np.load(path))
+    np.savez(path, **{**data, "y_train": 2 - data["y_train"]})
+
+
+@pytest.mark.parametrize("what", ["rate", "samples", "labels"])
+def test_an_interrupted_training_starts_over_where_settings_or_data_were_changed(
+    tmp_path: Path, what: str
+) -> None:
+    """It gives the bits of a training that was never begun with the others."""
+    digests: list[str] = []
+    told: list[str] = []
+    for name in ("interrupted", "new"):
+        with make_project(tmp_path / name) as project:
+            if name == "interrupted":
+                steps = project.train(MACHINE)
+                assert next(steps).round + 1 == next(steps).round == 1
+                steps.close()  # type: ignore[attr-defined]
+        if what == "samples":
+            write_data(tmp_path / "data.npz", lambda sample_id: sample_id != "patient-007-zq")
+        elif what == "labels":
+            relabel(tmp_path / "data.npz")
+        with set_rate(project, "0.1" if what == "rate" else "0.05") as changed:
+            changed.tell = told.append
+            assert [step.round for step in changed.train(MACHINE)] == [0, 1, 2]
+            digests.append(model_digest(changed, 1))
+    assert digests[0] == digests[1]
+    assert told == ["Settings or data were changed: the interrupted training starts over."]
 
 
 def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path: Path) -> None:
@@ -230,6 +290,16 @@ def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -
         list(other.train(MACHINE))
         state = load_checkpoint(other.files.model(1)).params
     torch.save(dict(state), tmp_path / "model.pt")
+    torch.save({}, tmp_path / "other.pt")
+    with set_rate(project, "0.1") as wrong, pytest.raises(ConfigError):
+        wrong.adopt(tmp_path / "other.pt", MACHINE)
+    steps = project.train(MACHINE)
+    next(steps)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    with pytest.raises(StoreError, match=r"delete .*work/v1 to import"):
+        project.adopt(tmp_path / "model.pt", MACHINE)
+    shutil.rmtree(project.files.work(1))
     version = project.adopt(tmp_path / "model.pt", MACHINE)
     assert (version.number, version.made_by) == (1, "import")
     assert model_digest(project, 1) == digest(state)

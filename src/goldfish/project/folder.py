@@ -23,13 +23,14 @@ from goldfish.project.holdings import Holdings, first_census, load_holdings
 from goldfish.project.settings import ProjectSettings
 from goldfish.results import Part
 from goldfish.store import RunDirectory
-from goldfish.store.runs import first_difference
+from goldfish.store.runs import CHECKPOINTS, first_difference
 
+BEGUN = "begun.sha256"
 PINNED, MANIFEST, GONE, LOCK = "project.json", "manifest.json", "gone.json", "lock"
 
 
 class Pinned(Part):
-    """The whole of ``project.json``: what a project is bound to since its first training."""
+    """The whole of ``project.json``: what a project is bound to once it has a model."""
 
     version: int = 1
     salt: str
@@ -68,6 +69,20 @@ class ProjectFolder:
         """Return the folder in which a version is made, for its rounds."""
         make_folder(self.work(number))
         return RunDirectory(self.work(number))
+
+    def first_rounds(self, begun: str) -> tuple[RunDirectory, bool]:
+        """Return the folder of the first training, and whether an interrupted one was discarded.
+
+        ``begun`` is a digest of what the training depends on. One that began with something else
+        is discarded.
+        """
+        path = self.work(1) / BEGUN
+        if path.exists() and path.read_bytes() == begun.encode():
+            return self.rounds(1), False
+        discarded = self.in_training
+        remove(self.work(1))
+        write_whole(path, begun)
+        return self.rounds(1), discarded
 
     def name(self, path: Path) -> str:
         """Return a path as the ledger names it."""
@@ -108,25 +123,39 @@ class ProjectFolder:
                 "back from a backup."
             ) from error
 
+    @property
+    def in_training(self) -> bool:
+        """Whether there are rounds of the first training."""
+        return (self.work(1) / CHECKPOINTS).exists()
+
+    @property
+    def changed(self) -> str | None:
+        """The first setting that is not as it was when the project was bound to its data."""
+        return first_difference(self.pinned().settings, self.settings.pinned)
+
     def refuse_changes(self) -> None:
         """Raise where the settings are not those that the model was trained with."""
-        difference = first_difference(self.pinned().settings, self.settings.pinned)
-        if difference is not None:
+        if (changed := self.changed) is not None:
             raise ConfigError(
-                f"{self.path / FILE} was changed since the model was trained ({difference}). Set "
+                f"{self.path / FILE} was changed since the model was trained ({changed}). Set "
                 "it back, or train the changed federation in a new project."
             )
 
     def holdings(self, machine: Machine, engine: EngineFactory | None = None) -> Holdings:
-        """Read the data; with ``engine``, bind the project to it, unless that is done.
+        """Read the data; with ``engine``, as long as there is no model, bind the project to it.
 
-        Clients with data of their own are asked what they hold.
+        Clients with data of their own are then asked what they hold. Of those that are not there,
+        a training that goes on takes what they said before.
         """
-        if engine is not None and not (self.path / PINNED).exists():
-            salt = secrets.token_hex(32)
+        if engine is not None:
+            bound = (self.path / PINNED).exists()
+            # By the salt clients name what they keep: that of an earlier attempt is replaced.
+            salt = self.pinned().salt if bound else secrets.token_hex(32)
             holdings = load_holdings(self.settings, self.path, machine, salt, None)
             if holdings.elsewhere:
-                holdings = first_census(holdings, engine, machine)
+                goes_on = bound and self.in_training and self.changed is None
+                before = self.manifest().clients if goes_on else {}
+                holdings = first_census(holdings, engine, machine, before)
             write_whole(self.path / MANIFEST, holdings.manifest.to_json())
             pinned = Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
             write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")

@@ -7,6 +7,7 @@ and what the ledger says happened, happened.
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -193,7 +194,8 @@ class Project:
     def train(self, machine: Machine) -> Iterator[Progress]:
         """Train version 1, or go on with it; yield the progress.
 
-        Nothing is yielded where a version is there already.
+        As long as there is no version, settings and data are read anew: a training that began with
+        others starts over. Nothing is yielded where a version is there already.
         """
         if self.engine is None:
             yield from self.hand_over("train", machine)
@@ -204,7 +206,7 @@ class Project:
                 return
             holdings = self.files.holdings(machine, self.engine)
             training, seed = self.settings.tables.training, self.settings.tables.seed
-            own, rounds = self.settings.own_training, self.files.rounds(1)
+            own = self.settings.own_training
             scenario = holdings.scenario({}, machine.device)
             federation = self.engine(scenario, machine, holdings.run_id)
             kept: set[int] = set()
@@ -214,9 +216,15 @@ class Project:
                 for name in self.settings.tables.unlearning.keep_for:
                     of_method = self.settings.of_method(name)
                     kept.update(METHODS[name].kept_rounds(of_method, training.rounds))
+                trained_by: Any = sorted(kept)
             else:
                 of_own = self.settings.of_method(own.name)
                 todo, work = own_training(federation, own, of_own, training, seed, scenario.test)
+                trained_by = [own.name, of_own.model_dump(mode="json")]
+            begun = json.dumps([self.settings.pinned, trained_by, holdings.content])
+            rounds, discarded = self.files.first_rounds(hashlib.sha256(begun.encode()).hexdigest())
+            if discarded:
+                self.tell("Settings or data were changed: the interrupted training starts over.")
             history = KeptHistory(rounds, kept)
             evaluator = Evaluator(scenario, machine.device)
             done = yield from recorded_phase(todo, work, rounds, evaluator, history=history)
@@ -242,10 +250,14 @@ class Project:
             list(self.hand_over("import", machine, str(checkpoint.resolve())))
             return self.current()
         with self.working():
-            if self.ledger.versions() or self.files.work(1).exists():
+            if self.ledger.versions():
                 raise StoreError(
-                    f"{self.folder} has a model already, or one in training. 'goldfish "
-                    "import' is for a new project."
+                    f"{self.folder} has a model already. 'goldfish import' is for a new project."
+                )
+            if self.files.in_training:
+                raise StoreError(
+                    f"{self.folder} has a model in training. Go on with 'goldfish train', or "
+                    f"delete {self.files.work(1)} to import one."
                 )
             state = _read_state(checkpoint)
             holdings = self.files.holdings(machine, self.engine)
@@ -280,8 +292,8 @@ class Project:
 
         Of clients with data of their own they are known by their keys alone.
         """
-        holdings = self.files.holdings(machine)
-        clients = holdings.clients(self.files.gone(self.current().number))
+        version, holdings = self.current(), self.files.holdings(machine)
+        clients = holdings.clients(self.files.gone(version.number))
         return {c.id: [holdings.ids.get(key, key) for key in c.retained.ids] for c in clients}
 
     # Requests
