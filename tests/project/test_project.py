@@ -209,6 +209,26 @@ def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -
     assert trained.ledger.verify() == []
 
 
+def test_a_pass_that_started_from_a_rejected_version_is_discarded(
+    trained: Project, tmp_path: Path
+) -> None:
+    """By the rejection, or, where it was put back, when it is found."""
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    list(trained.unlearn(MACHINE, "retrain"))
+    trained.forget("client-2", samples=ids_of(trained, "client-2", 1), machine=MACHINE)
+    steps = trained.unlearn(MACHINE, "goldfish-sprint")
+    assert [next(steps).round, next(steps).round] == [0, 1]
+    steps.close()  # type: ignore[attr-defined]
+    shutil.copytree(trained.files.work(3), tmp_path / "pass")
+    trained.reject()
+    assert not trained.files.work(3).exists()
+    shutil.copytree(tmp_path / "pass", trained.files.work(3))
+    assert next(iter(trained.unlearn(MACHINE))).round == 0
+    list(trained.unlearn(MACHINE))
+    last = trained.current()
+    assert (last.number, last.parent, last.requests) == (3, 1, ["R-0001", "R-0002"])
+
+
 def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project) -> None:
     """Retraining takes 2 rounds of the 56 samples that stay, in the plan and in truth."""
     trained.forget("client-1", samples=ids_of(trained, "client-1", 4), machine=MACHINE)

@@ -90,6 +90,9 @@ class _Pass(Part):
     auto: bool
     """It is the fast method, and nobody asked for it by name."""
     requests: list[str]
+    parent: int | None = None
+    """The version that it starts from; None in a pass of an earlier Goldfish."""
+    parent_sha256: str = ""
     tried: dict[str, Any] | None = None
     """What the fast method's model scored, where that was not good enough, or why it failed."""
     sha256: str = ""
@@ -99,7 +102,7 @@ class _Pass(Part):
 
     def write(self, path: Path) -> None:
         """Write it so that :meth:`begun` sees a change."""
-        write_whole(path, self._sealed().model_dump_json())
+        write_whole(path, self._sealed().model_dump_json(exclude_unset=True))
 
     @classmethod
     def begun(cls, path: Path) -> Self:
@@ -113,7 +116,7 @@ class _Pass(Part):
         return found
 
     def _sealed(self) -> Self:
-        rest = self.model_dump_json(exclude={"sha256"})
+        rest = self.model_dump_json(exclude={"sha256"}, exclude_unset=True)
         return self.model_copy(update={"sha256": hashlib.sha256(rest.encode()).hexdigest()})
 
 
@@ -462,7 +465,8 @@ class Project:
     def reject(self) -> Version:
         """Take the newest version back, as long as the one before is not purged; return that.
 
-        Its requests are open again.
+        Its requests are open again. A pass that was interrupted, which started from it, is
+        discarded.
         """
         with self.working():
             rejected = self.current()
@@ -472,6 +476,7 @@ class Project:
                     f"v{rejected.number} cannot be rejected: there is no version before it any "
                     "more."
                 )
+            remove(self.files.work(len(self.ledger.versions()) + 1))
             with self.ledger.together():
                 for artefact in self.ledger.artefacts("current"):
                     kept = artefact.kind == CLIENT_STATE  # it is there until its client is reached
@@ -656,10 +661,16 @@ class Project:
         return replace(asked, by_request=left)
 
     def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked]:
-        """Return the pass that was interrupted, or a new one, and what it is to honour."""
-        path = folder / BEGUN
-        if path.exists():
-            begun = _Pass.begun(path)
+        """Return the pass that was interrupted, or a new one, and what it is to honour.
+
+        One that started from another version, which was rejected since, is discarded.
+        """
+        path, origin = folder / BEGUN, (now.version.number, now.version.sha256)
+        begun = _Pass.begun(path) if path.exists() else None
+        if begun is not None and (begun.parent, begun.parent_sha256) != origin:
+            remove(folder)
+            begun = None
+        if begun is not None:
             if method not in (None, begun.method):
                 raise ConfigError(
                     f"{folder.name} is being made with {begun.method}. Go on without --method, or "
@@ -672,7 +683,13 @@ class Project:
         if auto := name == AUTO:
             leaves = any(deletion_kind(request) == "client" for request in asked.requests)
             name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
-        begun = _Pass(method=name, auto=auto and name == FAST, requests=list(asked.by_request))
+        begun = _Pass(
+            method=name,
+            auto=auto and name == FAST,
+            requests=list(asked.by_request),
+            parent=now.version.number,
+            parent_sha256=now.version.sha256,
+        )
         self._todo(name, now, asked, now.holdings.test)  # or raise, before anything is noted
         begun.write(path)
         return begun, asked
