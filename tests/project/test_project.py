@@ -209,6 +209,31 @@ def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -
     assert trained.ledger.verify() == []
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_class_that_was_removed_counts_in_no_later_accuracy(
+    tmp_path: Path, deleted: bool
+) -> None:
+    """Nor is a model without it compared with one by other test images: "auto" would retrain."""
+    with make_project(tmp_path / "project") as project:
+        path = project.folder / "goldfish.toml"
+        path.write_text(path.read_text().replace("rounds = 2", "rounds = 6"))
+    with Project.open(project.folder) as project:
+        list(project.train(MACHINE))
+        for client in project.samples(MACHINE):
+            project.forget(client, label=2, machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        if deleted:
+            write_data(tmp_path / "data.npz", lambda sample_id: int(sample_id[8:11]) % 3 != 2)
+        project.forget("client-1", samples=ids_of(project, "client-1", 1), machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        second, third = project.ledger.versions()[1:]
+        assert third.made_by == "goldfish-sprint"
+        assert [v.facts["base"]["images"] for v in (second, third)] == [20, 20]
+        assert third.facts["before"]["accuracy"] == second.facts["measures"]["accuracy"] > 80
+        assert "removed_class_accuracy" in second.facts["measures"]
+        assert "removed_class_accuracy" not in third.facts["measures"]
+
+
 def test_a_pass_that_started_from_a_rejected_version_is_discarded(
     trained: Project, tmp_path: Path
 ) -> None:

@@ -128,8 +128,11 @@ class Holdings:
         """Return the clients, and what models are measured by.
 
         The samples that are ``gone`` are left out; ``removed`` are the keys that requests name.
+        Classes of which nothing is left are in no accuracy, where the data is here.
         """
         clients = self.clients(gone)
+        left = {c for client in clients for c in client.retained.labels.unique().tolist()}
+        absent = [] if self.elsewhere else sorted(set(self.test.labels.tolist()) - left)
         parts, holders = [], []
         for client in clients:
             wanted = set() if self.elsewhere else set((removed or {}).get(client.id, ()))
@@ -166,6 +169,7 @@ class Holdings:
             canaries=none,
             true_labels=[] if together is None else together.labels.tolist(),
             holders=holders,
+            absent=absent,
         )
 
 

@@ -407,7 +407,8 @@ class Project:
             )
             evaluator = Evaluator(scenario, machine.device)
             before = evaluator.measure(now.trained.params, asked.requests)
-            base = max(before.accuracy, self._base_accuracy(now.version))
+            images = evaluator.test_images().accuracy
+            base = max(before.accuracy, self._base_accuracy(now, images))
             states = now.trained.states or {}
             while True:
                 todo = self._todo(begun.method, now, asked, scenario.test)
@@ -431,12 +432,15 @@ class Project:
                     tried = _measures(found)
                 begun = begun.model_copy(update={"method": EXACT, "auto": False, "tried": tried})
                 begun.write(rounds.path / BEGUN)
+            if way.guarantee == "exact":
+                base = found.accuracy
             facts = _facts(
                 found,
                 [record.cost for record in done.records],
                 guarantee=way.guarantee,
                 notes=list(notes_of(way, todo, own)),
                 before=_measures(before),
+                base={"accuracy": base, "images": images},
                 tried={FAST: begun.tried} if begun.tried else {},
             )
             failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
@@ -717,12 +721,18 @@ class Project:
             )
         return todo
 
-    def _base_accuracy(self, version: Version) -> float:
-        """Return the accuracy of the last version that was trained, and not repaired."""
-        versions = {found.number: found for found in self.ledger.versions()}
-        while version.parent is not None and version.facts["guarantee"] != "exact":
-            version = versions[version.parent]
-        return float(version.facts["measures"]["accuracy"])
+    def _base_accuracy(self, now: _Now, images: int) -> float:
+        """Return the accuracy of the last version that was trained, and not repaired.
+
+        It is 0 where another number of test images stood behind it: those of other classes.
+        """
+        version, versions = now.version, {found.number: found for found in self.ledger.versions()}
+        while "base" not in version.facts and version.facts.get("guarantee", "exact") != "exact":
+            version = versions[version.parent or 1]
+        measures = version.facts["measures"]
+        behind = 0 if "removed_class_accuracy" in measures else len(now.holdings.test)
+        base = {"accuracy": measures["accuracy"], "images": behind, **version.facts.get("base", {})}
+        return float(base["accuracy"]) if base["images"] == images else 0.0
 
     def _advance(self, request: str, state: State, **facts: Any) -> None:
         """Bring a request forward to a state, through those between; never back."""
