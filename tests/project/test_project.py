@@ -412,11 +412,15 @@ def test_auto_retrains_where_the_fast_method_is_not_good_enough(
     path.write_text(f"{path.read_text()}\n[unlearning.goldfish-sprint]\n{setting}\n")
     with Project.open(trained.folder) as project:
         project.forget("client-1", samples=ids_of(project, "client-1", 3), machine=MACHINE)
+        spent = 0.0
         for step in project.unlearn(MACHINE):
             if step.phase == "retrain":
                 break
+            spent += step.record.samples if step.record else 0
         list(project.unlearn(MACHINE))
         version = project.current()
+        assert version.facts["cost"]["samples"] == spent + 2 * 57  # two rounds of what stays
+        assert version.facts["rounds"] == 2
         assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
         assert found in version.facts["tried"]["goldfish-sprint"]
         assert project.ledger.request("R-0001").state == "audited"

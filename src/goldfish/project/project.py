@@ -95,6 +95,8 @@ class _Pass(Part):
     parent_sha256: str = ""
     tried: dict[str, Any] | None = None
     """What the fast method's model scored, where that was not good enough, or why it failed."""
+    spent: Cost = Cost()
+    """What the fast method cost then."""
     sha256: str = ""
     """Of the rest."""
 
@@ -430,13 +432,16 @@ class Project:
                     if not begun.auto or base - found.accuracy < MARGINS.collapse:
                         break
                     tried = _measures(found)
-                begun = begun.model_copy(update={"method": EXACT, "auto": False, "tried": tried})
+                spent = sum((r.cost for r in rounds.load(todo.phase)[1]), Cost())
+                then = {"method": EXACT, "auto": False, "tried": tried, "spent": spent}
+                begun = begun.model_copy(update=then)
                 begun.write(rounds.path / BEGUN)
             if way.guarantee == "exact":
                 base = found.accuracy
             facts = _facts(
                 found,
                 [record.cost for record in done.records],
+                begun.spent,
                 guarantee=way.guarantee,
                 notes=list(notes_of(way, todo, own)),
                 before=_measures(before),
@@ -835,9 +840,11 @@ def _measures(final: Final) -> dict[str, Any]:
     return final.model_dump(exclude_none=True, exclude={"per_class"})
 
 
-def _facts(final: Final, costs: Sequence[Cost], **more: Any) -> dict[str, Any]:
-    """Return what the ledger tells of a version."""
-    total = sum(costs, Cost())
+def _facts(
+    final: Final, costs: Sequence[Cost], spent: Cost | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return what the ledger tells of a version; ``spent`` is the cost of another try before."""
+    total = sum(costs, spent or Cost())
     return {"measures": _measures(final), "rounds": len(costs), "cost": total.model_dump(), **more}
 
 
