@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -232,6 +233,55 @@ def test_a_class_that_was_removed_counts_in_no_later_accuracy(
         assert third.facts["before"]["accuracy"] == second.facts["measures"]["accuracy"] > 80
         assert "removed_class_accuracy" in second.facts["measures"]
         assert "removed_class_accuracy" not in third.facts["measures"]
+
+
+OWN = """
+from pathlib import Path
+from goldfish.data import load_half
+
+def load():
+    path = Path(__file__).parent.parent / "data.npz"
+    return {"client-1": load_half("npz", path, "train")[0]}, load_half("npz", path, "test")[0]
+"""
+
+
+@pytest.mark.parametrize("name", ["npz", "one_client:load"])
+def test_the_highest_class_may_be_deleted_from_the_data_once_it_is_removed(
+    tmp_path: Path, name: str
+) -> None:
+    """The model keeps its outputs, though no sample has the last label any more."""
+    with make_project(tmp_path / "project") as project:
+        path = project.folder / "goldfish.toml"
+        (project.folder / "one_client.py").write_text(OWN)
+        if name != "npz":
+            shared = 'name = "npz"\npath = "../data.npz"\nclients = 3'
+            path.write_text(path.read_text().replace(shared, f'name = "{name}"'))
+    with Project.open(project.folder) as project:
+        list(project.train(MACHINE))
+        for client in project.samples(MACHINE):
+            project.forget(client, label=2, machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        project.purge()
+        data = np.load(tmp_path / "data.npz")
+        kept = {split: data[f"y_{split}"] < 2 for split in ("train", "test")}
+        left = {key: array[kept[key.partition("_")[2]]] for key, array in data.items()}
+        np.savez(tmp_path / "data.npz", **left)
+        project.forget("client-1", samples=ids_of(project, "client-1", 1), machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        assert project.current().requests == [project.ledger.requests()[-1].id]
+
+
+def test_a_project_that_does_not_say_how_many_classes_it_has_goes_by_its_data(
+    trained: Project,
+) -> None:
+    """As those of earlier versions, which go on."""
+    path = trained.folder / "project.json"
+    found = json.loads(path.read_text())
+    assert found.pop("classes") == 3
+    path.write_text(json.dumps(found))
+    trained.forget("client-1", label=1, machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    assert trained.current().number == 2
 
 
 def test_a_pass_that_started_from_a_rejected_version_is_discarded(

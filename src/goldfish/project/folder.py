@@ -37,6 +37,8 @@ class Pinned(Part):
     settings: dict[str, Any]
     data: str | None
     """A digest of the data, where ids are positions in it."""
+    classes: int = 0
+    """How many classes the model has; 0 in a project of an earlier Goldfish."""
 
     remedy: ClassVar[str] = "Put it back from a backup."
 
@@ -157,7 +159,12 @@ class ProjectFolder:
                 before = self.manifest().clients if goes_on else {}
                 holdings = first_census(holdings, engine, machine, before)
             write_whole(self.path / MANIFEST, holdings.manifest.to_json())
-            pinned = Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
+            pinned = Pinned(
+                salt=salt,
+                settings=self.settings.pinned,
+                data=holdings.digest,
+                classes=len(holdings.told.class_names),
+            )
             write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")
             return holdings
         self.refuse_changes()
@@ -169,7 +176,7 @@ class ProjectFolder:
                 "ids but their positions, which now mean other samples. Put it back as it was; "
                 "give samples ids of their own before you delete any (docs/own-model.md)."
             )
-        return holdings
+        return holdings.with_classes(pinned.classes)
 
     def write_version(self, number: int, trained: Trained, gone: Mapping[str, set[str]]) -> str:
         """Write a model version, whole, and return the SHA-256 of its model file."""

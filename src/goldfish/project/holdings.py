@@ -72,6 +72,18 @@ class Holdings:
         stand_ins = {client: StandIns(self.test, own) for client, own in keys.items()}
         return replace(self, data={c: Subset(own, range(len(own))) for c, own in stand_ins.items()})
 
+    def with_classes(self, count: int) -> Holdings:
+        """Return this with all classes of the model, where numbered ones are gone from the data."""
+        names = self.told.class_names
+        if not are_positions(names) or len(names) >= count:
+            return self
+        told = replace(
+            self.told,
+            model=replace(self.told.model, num_classes=count),
+            class_names=tuple(map(str, range(count))),
+        )
+        return replace(self, told=told)
+
     @property
     def model(self) -> ModelFactory:
         """What builds the model."""
