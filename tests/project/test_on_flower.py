@@ -353,3 +353,28 @@ def test_clients_whose_samples_have_no_ids_are_refused(tmp_path: Path, members: 
         with pytest.raises(QuorumError, match="b did not say what it holds"):
             list(project.train(MACHINE))
         assert not (project.folder / "manifest.json").exists()
+
+
+def test_clients_with_data_of_their_own_say_anew_what_they_hold_until_there_is_a_model(
+    tmp_path: Path, members: LocalGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that goes on takes of a client that is not there what it said before."""
+    away = members.nodes[12]
+    for name, rounds, held in (("same", [2], 20), ("changed", [0, 1, 2], 19)):
+        with make_own_project(tmp_path / name, MEMBERS) as project:
+            with monkeypatch.context() as killed:
+                killed.setattr(Project, "_publish", None)
+                with pytest.raises(TypeError):
+                    list(project.train(MACHINE))
+            salt = project.files.pinned().salt
+            del members.nodes[12]
+            if name == "changed":
+                write_part(tmp_path, "b", range(20, 39))
+                with pytest.raises(QuorumError, match="c did not say what it holds"):
+                    list(project.train(MACHINE))
+                members.nodes[12] = away
+            assert [step.round for step in project.train(MACHINE)] == rounds
+            members.nodes[12] = away
+            found = {client: len(ids) for client, ids in project.samples(MACHINE).items()}
+            assert found == {"a": 20, "b": held, "c": 20}
+            assert project.files.pinned().salt == salt

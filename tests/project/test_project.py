@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import torch
 from tests.project.conftest import MACHINE, make_project, write_data
 
-from goldfish.errors import ConfigError, StoreError
+from goldfish.errors import ConfigError, DivergenceError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
 from goldfish.project import lineage
@@ -47,6 +49,65 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path
         assert model_digest(again, 1) == expected
         assert again.ledger.verify() == []
         assert not list((folder / "work").iterdir())
+
+
+def set_rate(project: Project, rate: str) -> Project:
+    """Return the project anew, with another learning rate."""
+    path = project.folder / "goldfish.toml"
+    path.write_text(path.read_text().replace("learning_rate = 0.05", f"learning_rate = {rate}"))
+    return Project.open(project.folder)
+
+
+def test_a_first_training_that_failed_binds_the_project_to_nothing(
+    project: Project, tmp_path: Path
+) -> None:
+    """Neither settings nor data: of neither there is a model."""
+    with set_rate(project, "1e30") as wrong:
+        with pytest.raises(DivergenceError):
+            list(wrong.train(MACHINE))
+        with pytest.raises(ConfigError, match="has no model yet"):
+            wrong.samples(MACHINE)
+    path = project.folder / "goldfish.toml"
+    path.write_text(path.read_text().replace("1e30", "0.05"))
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id != "patient-007-zq")
+    with Project.open(project.folder) as mended:
+        list(mended.train(MACHINE))
+        held = mended.samples(MACHINE)
+        assert sum(map(len, held.values())) == 59
+        mended.forget("client-1", samples=held["client-1"][:1], machine=MACHINE)
+        list(mended.unlearn(MACHINE))
+        assert mended.current().number == 2
+
+
+def relabel(path: Path) -> None:
+    """Give all samples other labels, under the same ids."""
+    data = dict(np.load(path))
+    np.savez(path, **{**data, "y_train": 2 - data["y_train"]})
+
+
+@pytest.mark.parametrize("what", ["rate", "samples", "labels"])
+def test_an_interrupted_training_starts_over_where_settings_or_data_were_changed(
+    tmp_path: Path, what: str
+) -> None:
+    """It gives the bits of a training that was never begun with the others."""
+    digests: list[str] = []
+    told: list[str] = []
+    for name in ("interrupted", "new"):
+        with make_project(tmp_path / name) as project:
+            if name == "interrupted":
+                steps = project.train(MACHINE)
+                assert next(steps).round + 1 == next(steps).round == 1
+                steps.close()  # type: ignore[attr-defined]
+        if what == "samples":
+            write_data(tmp_path / "data.npz", lambda sample_id: sample_id != "patient-007-zq")
+        elif what == "labels":
+            relabel(tmp_path / "data.npz")
+        with set_rate(project, "0.1" if what == "rate" else "0.05") as changed:
+            changed.tell = told.append
+            assert [step.round for step in changed.train(MACHINE)] == [0, 1, 2]
+            digests.append(model_digest(changed, 1))
+    assert digests[0] == digests[1]
+    assert told == ["Settings or data were changed: the interrupted training starts over."]
 
 
 def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path: Path) -> None:
@@ -153,6 +214,100 @@ def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -
     assert trained.ledger.verify() == []
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_class_that_was_removed_counts_in_no_later_accuracy(
+    tmp_path: Path, deleted: bool
+) -> None:
+    """Nor is a model without it compared with one by other test images: "auto" would retrain."""
+    with make_project(tmp_path / "project") as project:
+        path = project.folder / "goldfish.toml"
+        path.write_text(path.read_text().replace("rounds = 2", "rounds = 6"))
+    with Project.open(project.folder) as project:
+        list(project.train(MACHINE))
+        for client in project.samples(MACHINE):
+            project.forget(client, label=2, machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        if deleted:
+            write_data(tmp_path / "data.npz", lambda sample_id: int(sample_id[8:11]) % 3 != 2)
+        project.forget("client-1", samples=ids_of(project, "client-1", 1), machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        second, third = project.ledger.versions()[1:]
+        assert third.made_by == "goldfish-sprint"
+        assert [v.facts["base"]["images"] for v in (second, third)] == [20, 20]
+        assert third.facts["before"]["accuracy"] == second.facts["measures"]["accuracy"] > 80
+        assert "removed_class_accuracy" in second.facts["measures"]
+        assert "removed_class_accuracy" not in third.facts["measures"]
+
+
+OWN = """
+from pathlib import Path
+from goldfish.data import load_half
+
+def load():
+    path = Path(__file__).parent.parent / "data.npz"
+    return {"client-1": load_half("npz", path, "train")[0]}, load_half("npz", path, "test")[0]
+"""
+
+
+@pytest.mark.parametrize("name", ["npz", "one_client:load"])
+def test_the_highest_class_may_be_deleted_from_the_data_once_it_is_removed(
+    tmp_path: Path, name: str
+) -> None:
+    """The model keeps its outputs, though no sample has the last label any more."""
+    with make_project(tmp_path / "project") as project:
+        path = project.folder / "goldfish.toml"
+        (project.folder / "one_client.py").write_text(OWN)
+        if name != "npz":
+            shared = 'name = "npz"\npath = "../data.npz"\nclients = 3'
+            path.write_text(path.read_text().replace(shared, f'name = "{name}"'))
+    with Project.open(project.folder) as project:
+        list(project.train(MACHINE))
+        for client in project.samples(MACHINE):
+            project.forget(client, label=2, machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        project.purge()
+        data = np.load(tmp_path / "data.npz")
+        kept = {split: data[f"y_{split}"] < 2 for split in ("train", "test")}
+        left = {key: array[kept[key.partition("_")[2]]] for key, array in data.items()}
+        np.savez(tmp_path / "data.npz", **left)
+        project.forget("client-1", samples=ids_of(project, "client-1", 1), machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        assert project.current().requests == [project.ledger.requests()[-1].id]
+
+
+def test_a_project_that_does_not_say_how_many_classes_it_has_goes_by_its_data(
+    trained: Project,
+) -> None:
+    """As those of earlier versions, which go on."""
+    path = trained.folder / "project.json"
+    found = json.loads(path.read_text())
+    assert found.pop("classes") == 3
+    path.write_text(json.dumps(found))
+    trained.forget("client-1", label=1, machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    assert trained.current().number == 2
+
+
+def test_a_pass_that_started_from_a_rejected_version_is_discarded(
+    trained: Project, tmp_path: Path
+) -> None:
+    """By the rejection, or, where it was put back, when it is found."""
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    list(trained.unlearn(MACHINE, "retrain"))
+    trained.forget("client-2", samples=ids_of(trained, "client-2", 1), machine=MACHINE)
+    steps = trained.unlearn(MACHINE, "goldfish-sprint")
+    assert [next(steps).round, next(steps).round] == [0, 1]
+    steps.close()  # type: ignore[attr-defined]
+    shutil.copytree(trained.files.work(3), tmp_path / "pass")
+    trained.reject()
+    assert not trained.files.work(3).exists()
+    shutil.copytree(tmp_path / "pass", trained.files.work(3))
+    assert next(iter(trained.unlearn(MACHINE))).round == 0
+    list(trained.unlearn(MACHINE))
+    last = trained.current()
+    assert (last.number, last.parent, last.requests) == (3, 1, ["R-0001", "R-0002"])
+
+
 def test_a_plan_says_what_each_method_costs_and_changes_nothing(trained: Project) -> None:
     """Retraining takes 2 rounds of the 56 samples that stay, in the plan and in truth."""
     trained.forget("client-1", samples=ids_of(trained, "client-1", 4), machine=MACHINE)
@@ -238,6 +393,16 @@ def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -
         list(other.train(MACHINE))
         state = load_checkpoint(other.files.model(1)).params
     torch.save(dict(state), tmp_path / "model.pt")
+    torch.save({}, tmp_path / "other.pt")
+    with set_rate(project, "0.1") as wrong, pytest.raises(ConfigError):
+        wrong.adopt(tmp_path / "other.pt", MACHINE)
+    steps = project.train(MACHINE)
+    next(steps)
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    with pytest.raises(StoreError, match=r"delete .*work/v1 to import"):
+        project.adopt(tmp_path / "model.pt", MACHINE)
+    shutil.rmtree(project.files.work(1))
     version = project.adopt(tmp_path / "model.pt", MACHINE)
     assert (version.number, version.made_by) == (1, "import")
     assert model_digest(project, 1) == digest(state)
@@ -305,11 +470,15 @@ def test_auto_retrains_where_the_fast_method_is_not_good_enough(
     path.write_text(f"{path.read_text()}\n[unlearning.goldfish-sprint]\n{setting}\n")
     with Project.open(trained.folder) as project:
         project.forget("client-1", samples=ids_of(project, "client-1", 3), machine=MACHINE)
+        spent = 0.0
         for step in project.unlearn(MACHINE):
             if step.phase == "retrain":
                 break
+            spent += step.record.samples if step.record else 0
         list(project.unlearn(MACHINE))
         version = project.current()
+        assert version.facts["cost"]["samples"] == spent + 2 * 57  # two rounds of what stays
+        assert version.facts["rounds"] == 2
         assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
         assert found in version.facts["tried"]["goldfish-sprint"]
         assert project.ledger.request("R-0001").state == "measured"

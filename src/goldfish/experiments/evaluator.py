@@ -30,6 +30,8 @@ class Evaluator:
         self._labels = scenario.test.labels.cpu()
         self._removed_classes = torch.tensor(removed_classes(scenario), dtype=torch.long)
         self._of_removed_class = torch.isin(self._labels, self._removed_classes)
+        absent = torch.tensor(scenario.absent, dtype=torch.long)
+        self._remaining = ~(self._of_removed_class | torch.isin(self._labels, absent))
         self._yardstick: tuple[Tensor, Tensor] | None = None
         """The losses of another model on removed samples and on test images."""
         self._of_clients = of_clients
@@ -57,7 +59,7 @@ class Evaluator:
         """
         scenario, labels = self.scenario, self._labels
         on_test = self.logits(params, scenario.test)
-        gone, rest = self._of_removed_class, ~self._of_removed_class
+        gone, rest = self._of_removed_class, self._remaining
         scores = self.scores(on_test)
         found: dict[str, Any] = {}
         if bool(gone.any()):
@@ -85,7 +87,7 @@ class Evaluator:
 
     def scores(self, on_test: Tensor) -> Scores:
         """Return the scores of logits of the test set, on the classes that remain."""
-        rest = ~self._of_removed_class
+        rest = self._remaining
         return score(on_test[rest], self._labels[rest], self.scenario.num_classes)
 
     def client_accuracies(self, updates: Sequence[Update]) -> list[float]:
@@ -107,7 +109,7 @@ class Evaluator:
         """Return how many test images stand behind each percentage."""
         triggered, classes = self.scenario.triggered, self.scenario.num_classes
         return TestImages(
-            accuracy=int((~self._of_removed_class).sum()),
+            accuracy=int(self._remaining.sum()),
             removed_class=int(self._of_removed_class.sum()),
             backdoor=0 if triggered is None else len(triggered),
             per_class=torch.bincount(self._labels, minlength=classes).tolist(),

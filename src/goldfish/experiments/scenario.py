@@ -66,6 +66,8 @@ class Scenario:
     triggered: TensorExamples | None = None
     """Test images with the trigger."""
     backdoor: Backdoor | None = None
+    absent: Sequence[int] = ()
+    """Classes of which no client has a sample, before any request: they are in no accuracy."""
     missing: Sequence[str] = ()
     """Removed samples that have been deleted from the disk since they were asked for."""
     filed: _Filed | None = None

@@ -23,19 +23,22 @@ from goldfish.project.holdings import Holdings, first_census, load_holdings
 from goldfish.project.settings import ProjectSettings
 from goldfish.results import Part
 from goldfish.store import RunDirectory
-from goldfish.store.runs import first_difference
+from goldfish.store.runs import CHECKPOINTS, first_difference
 
+BEGUN = "begun.sha256"
 PINNED, MANIFEST, GONE, LOCK = "project.json", "manifest.json", "gone.json", "lock"
 
 
 class Pinned(Part):
-    """The whole of ``project.json``: what a project is bound to since its first training."""
+    """The whole of ``project.json``: what a project is bound to once it has a model."""
 
     version: int = 1
     salt: str
     settings: dict[str, Any]
     data: str | None
     """A digest of the data, where ids are positions in it."""
+    classes: int = 0
+    """How many classes the model has; 0 in a project of an earlier Goldfish."""
 
     remedy: ClassVar[str] = "Put it back from a backup."
 
@@ -68,6 +71,20 @@ class ProjectFolder:
         """Return the folder in which a version is made, for its rounds."""
         make_folder(self.work(number))
         return RunDirectory(self.work(number))
+
+    def first_rounds(self, begun: str) -> tuple[RunDirectory, bool]:
+        """Return the folder of the first training, and whether an interrupted one was discarded.
+
+        ``begun`` is a digest of what the training depends on. One that began with something else
+        is discarded.
+        """
+        path = self.work(1) / BEGUN
+        if path.exists() and path.read_bytes() == begun.encode():
+            return self.rounds(1), False
+        discarded = self.in_training
+        remove(self.work(1))
+        write_whole(path, begun)
+        return self.rounds(1), discarded
 
     def name(self, path: Path) -> str:
         """Return a path as the ledger names it."""
@@ -108,27 +125,46 @@ class ProjectFolder:
                 "back from a backup."
             ) from error
 
+    @property
+    def in_training(self) -> bool:
+        """Whether there are rounds of the first training."""
+        return (self.work(1) / CHECKPOINTS).exists()
+
+    @property
+    def changed(self) -> str | None:
+        """The first setting that is not as it was when the project was bound to its data."""
+        return first_difference(self.pinned().settings, self.settings.pinned)
+
     def refuse_changes(self) -> None:
         """Raise where the settings are not those that the model was trained with."""
-        difference = first_difference(self.pinned().settings, self.settings.pinned)
-        if difference is not None:
+        if (changed := self.changed) is not None:
             raise ConfigError(
-                f"{self.path / FILE} was changed since the model was trained ({difference}). Set "
+                f"{self.path / FILE} was changed since the model was trained ({changed}). Set "
                 "it back, or train the changed federation in a new project."
             )
 
     def holdings(self, machine: Machine, engine: EngineFactory | None = None) -> Holdings:
-        """Read the data; with ``engine``, bind the project to it, unless that is done.
+        """Read the data; with ``engine``, as long as there is no model, bind the project to it.
 
-        Clients with data of their own are asked what they hold.
+        Clients with data of their own are then asked what they hold. Of those that are not there,
+        a training that goes on takes what they said before.
         """
-        if engine is not None and not (self.path / PINNED).exists():
-            salt = secrets.token_hex(32)
+        if engine is not None:
+            bound = (self.path / PINNED).exists()
+            # By the salt clients name what they keep: that of an earlier attempt is replaced.
+            salt = self.pinned().salt if bound else secrets.token_hex(32)
             holdings = load_holdings(self.settings, self.path, machine, salt, None)
             if holdings.elsewhere:
-                holdings = first_census(holdings, engine, machine)
+                goes_on = bound and self.in_training and self.changed is None
+                before = self.manifest().clients if goes_on else {}
+                holdings = first_census(holdings, engine, machine, before)
             write_whole(self.path / MANIFEST, holdings.manifest.to_json())
-            pinned = Pinned(salt=salt, settings=self.settings.pinned, data=holdings.digest)
+            pinned = Pinned(
+                salt=salt,
+                settings=self.settings.pinned,
+                data=holdings.digest,
+                classes=len(holdings.told.class_names),
+            )
             write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")
             return holdings
         self.refuse_changes()
@@ -140,7 +176,7 @@ class ProjectFolder:
                 "ids but their positions, which now mean other samples. Put it back as it was; "
                 "give samples ids of their own before you delete any (docs/own-model.md)."
             )
-        return holdings
+        return holdings.with_classes(pinned.classes)
 
     def write_version(self, number: int, trained: Trained, gone: Mapping[str, set[str]]) -> str:
         """Write a model version, whole, and return the SHA-256 of its model file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,10 +72,38 @@ class Holdings:
         stand_ins = {client: StandIns(self.test, own) for client, own in keys.items()}
         return replace(self, data={c: Subset(own, range(len(own))) for c, own in stand_ins.items()})
 
+    def with_classes(self, count: int) -> Holdings:
+        """Return this with all classes of the model, where numbered ones are gone from the data."""
+        names = self.told.class_names
+        if not are_positions(names) or len(names) >= count:
+            return self
+        told = replace(
+            self.told,
+            model=replace(self.told.model, num_classes=count),
+            class_names=tuple(map(str, range(count))),
+        )
+        return replace(self, told=told)
+
     @property
     def model(self) -> ModelFactory:
         """What builds the model."""
         return self.told.model.factory()
+
+    @property
+    def content(self) -> str:
+        """A digest of what a training depends on: who holds what, and the data that is here.
+
+        Inputs of datasets that are read sample by sample are left out: they may be random.
+        """
+        found = hashlib.sha256(json.dumps(list(self.manifest.clients.items())).encode())
+        tensors = [self.test.labels, self.test.images]
+        for held in () if self.elsewhere else self.data.values():
+            tensors.append(held.labels)
+            if isinstance(held, Subset) and isinstance(held.examples, TensorExamples):
+                tensors.append(held.examples.images[held.positions])
+        for tensor in tensors:
+            found.update(tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def missing(self, client: str) -> set[str]:
         """Return the keys of a client's samples that are not there any more."""
@@ -111,8 +140,11 @@ class Holdings:
         """Return the clients, and what models are measured by.
 
         The samples that are ``gone`` are left out; ``removed`` are the keys that requests name.
+        Classes of which nothing is left are in no accuracy, where the data is here.
         """
         clients = self.clients(gone)
+        left = {c for client in clients for c in client.retained.labels.unique().tolist()}
+        absent = [] if self.elsewhere else sorted(set(self.test.labels.tolist()) - left)
         parts, holders = [], []
         for client in clients:
             wanted = set() if self.elsewhere else set((removed or {}).get(client.id, ()))
@@ -149,6 +181,7 @@ class Holdings:
             canaries=none,
             true_labels=[] if together is None else together.labels.tolist(),
             holders=holders,
+            absent=absent,
         )
 
 
@@ -188,19 +221,30 @@ def load_holdings(
     )
 
 
-def first_census(holdings: Holdings, engine: EngineFactory, machine: Machine) -> Holdings:
-    """Let clients with data of their own say what they hold: the manifest of the project."""
+def first_census(
+    holdings: Holdings,
+    engine: EngineFactory,
+    machine: Machine,
+    before: Mapping[str, tuple[str, ...]],
+) -> Holdings:
+    """Let clients with data of their own say what they hold: the manifest of the project.
+
+    Of those that are not there it is what they said ``before``, if the others still say the same.
+    """
     scenario = holdings.scenario({}, machine.device)
     unknown = {client: replace(own, ids=(), gone=()) for client, own in scenario.setups.items()}
     federation = engine(replace(scenario, setups=unknown), machine, holdings.run_id)
-    there = census(federation, federation.client_ids, refuse=True)
+    found = census(federation, federation.client_ids, refuse=True)
+    there = {client: tuple(keys) for client, keys in found.items()}
+    if all(keys == before.get(client) for client, keys in there.items()):
+        there = {**before, **there}
     lacking = [client for client in federation.client_ids if not there.get(client)]
     if lacking:
         raise QuorumError(
             f"{', '.join(lacking)} did not say what it holds: it is not there, or has no samples. "
             "A training begins with all members."
         )
-    own = {client: tuple(keys) for client, keys in there.items()}
+    own = {client: there[client] for client in federation.client_ids}
     return replace(holdings, manifest=Partition("members", 0, own)).held({})
 
 
@@ -336,7 +380,9 @@ def _with_keys(examples: Examples, salt: str, client: str) -> Examples:
         return with_keys(examples, salt, client)
     if isinstance(examples, DatasetExamples):
         keys = [key_of(salt, sample_id, client) for sample_id in examples.ids]
-        return DatasetExamples(examples.dataset, keys)
+        keyed = DatasetExamples(examples.dataset, keys)
+        keyed.labels = examples.labels  # to read them takes the whole dataset
+        return keyed
     raise DataError(
         f"A client's data is a dataset or TensorExamples, not {type(examples).__name__}."
     )

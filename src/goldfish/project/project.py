@@ -7,6 +7,7 @@ and what the ledger says happened, happened.
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,8 +90,13 @@ class _Pass(Part):
     auto: bool
     """It is the fast method, and nobody asked for it by name."""
     requests: list[str]
+    parent: int | None = None
+    """The version that it starts from; None in a pass of an earlier Goldfish."""
+    parent_sha256: str = ""
     tried: dict[str, Any] | None = None
     """What the fast method's model scored, where that was not good enough, or why it failed."""
+    spent: Cost = Cost()
+    """What the fast method cost then."""
     sha256: str = ""
     """Of the rest."""
 
@@ -98,7 +104,7 @@ class _Pass(Part):
 
     def write(self, path: Path) -> None:
         """Write it so that :meth:`begun` sees a change."""
-        write_whole(path, self._sealed().model_dump_json())
+        write_whole(path, self._sealed().model_dump_json(exclude_unset=True))
 
     @classmethod
     def begun(cls, path: Path) -> Self:
@@ -112,7 +118,7 @@ class _Pass(Part):
         return found
 
     def _sealed(self) -> Self:
-        rest = self.model_dump_json(exclude={"sha256"})
+        rest = self.model_dump_json(exclude={"sha256"}, exclude_unset=True)
         return self.model_copy(update={"sha256": hashlib.sha256(rest.encode()).hexdigest()})
 
 
@@ -202,7 +208,8 @@ class Project:
     def train(self, machine: Machine) -> Iterator[Progress]:
         """Train version 1, or go on with it; yield the progress.
 
-        Nothing is yielded where a version is there already.
+        As long as there is no version, settings and data are read anew: a training that began with
+        others starts over. Nothing is yielded where a version is there already.
         """
         if self.engine is None:
             yield from self.hand_over("train", machine)
@@ -213,7 +220,7 @@ class Project:
                 return
             holdings = self.files.holdings(machine, self.engine)
             training, seed = self.settings.tables.training, self.settings.tables.seed
-            own, rounds = self.settings.own_training, self.files.rounds(1)
+            own = self.settings.own_training
             scenario = holdings.scenario({}, machine.device)
             federation = self.engine(scenario, machine, holdings.run_id)
             kept: set[int] = set()
@@ -223,9 +230,15 @@ class Project:
                 for name in self.settings.tables.unlearning.keep_for:
                     of_method = self.settings.of_method(name)
                     kept.update(METHODS[name].kept_rounds(of_method, training.rounds))
+                trained_by: Any = sorted(kept)
             else:
                 of_own = self.settings.of_method(own.name)
                 todo, work = own_training(federation, own, of_own, training, seed, scenario.test)
+                trained_by = [own.name, of_own.model_dump(mode="json")]
+            begun = json.dumps([self.settings.pinned, trained_by, holdings.content])
+            rounds, discarded = self.files.first_rounds(hashlib.sha256(begun.encode()).hexdigest())
+            if discarded:
+                self.tell("Settings or data were changed: the interrupted training starts over.")
             history = KeptHistory(rounds, kept)
             evaluator = Evaluator(scenario, machine.device)
             done = yield from recorded_phase(todo, work, rounds, evaluator, history=history)
@@ -251,10 +264,14 @@ class Project:
             list(self.hand_over("import", machine, str(checkpoint.resolve())))
             return self.current()
         with self.working():
-            if self.ledger.versions() or self.files.work(1).exists():
+            if self.ledger.versions():
                 raise StoreError(
-                    f"{self.folder} has a model already, or one in training. 'goldfish "
-                    "import' is for a new project."
+                    f"{self.folder} has a model already. 'goldfish import' is for a new project."
+                )
+            if self.files.in_training:
+                raise StoreError(
+                    f"{self.folder} has a model in training. Go on with 'goldfish train', or "
+                    f"delete {self.files.work(1)} to import one."
                 )
             state = _read_state(checkpoint)
             holdings = self.files.holdings(machine, self.engine)
@@ -289,8 +306,8 @@ class Project:
 
         Of clients with data of their own they are known by their keys alone.
         """
-        holdings = self.files.holdings(machine)
-        clients = holdings.clients(self.files.gone(self.current().number))
+        version, holdings = self.current(), self.files.holdings(machine)
+        clients = holdings.clients(self.files.gone(version.number))
         return {c.id: [holdings.ids.get(key, key) for key in c.retained.ids] for c in clients}
 
     # Requests
@@ -401,7 +418,8 @@ class Project:
             )
             evaluator = Evaluator(scenario, machine.device)
             before = evaluator.measure(now.trained.params, asked.requests)
-            base = max(before.accuracy, self._base_accuracy(now.version))
+            images = evaluator.test_images().accuracy
+            base = max(before.accuracy, self._base_accuracy(now, images))
             states = now.trained.states or {}
             while True:
                 todo = self._todo(begun.method, now, asked, scenario.test)
@@ -423,14 +441,20 @@ class Project:
                     if not begun.auto or base - found.accuracy < MARGINS.collapse:
                         break
                     tried = _measures(found)
-                begun = begun.model_copy(update={"method": EXACT, "auto": False, "tried": tried})
+                spent = sum((r.cost for r in rounds.load(todo.phase)[1]), Cost())
+                then = {"method": EXACT, "auto": False, "tried": tried, "spent": spent}
+                begun = begun.model_copy(update=then)
                 begun.write(rounds.path / BEGUN)
+            if way.guarantee == "exact":
+                base = found.accuracy
             facts = _facts(
                 found,
                 [record.cost for record in done.records],
+                begun.spent,
                 guarantee=way.guarantee,
                 notes=list(notes_of(way, todo, own)),
                 before=_measures(before),
+                base={"accuracy": base, "images": images},
                 tried={FAST: begun.tried} if begun.tried else {},
             )
             failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
@@ -459,7 +483,8 @@ class Project:
     def reject(self) -> Version:
         """Take the newest version back, as long as the one before is not purged; return that.
 
-        Its requests are open again.
+        Its requests are open again. A pass that was interrupted, which started from it, is
+        discarded.
         """
         with self.working():
             rejected = self.current()
@@ -469,6 +494,7 @@ class Project:
                     f"v{rejected.number} cannot be rejected: there is no version before it any "
                     "more."
                 )
+            remove(self.files.work(len(self.ledger.versions()) + 1))
             with self.ledger.together():
                 for artefact in self.ledger.artefacts("current"):
                     kept = artefact.kind == CLIENT_STATE  # it is there until its client is reached
@@ -653,10 +679,16 @@ class Project:
         return replace(asked, by_request=left)
 
     def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked]:
-        """Return the pass that was interrupted, or a new one, and what it is to honour."""
-        path = folder / BEGUN
-        if path.exists():
-            begun = _Pass.begun(path)
+        """Return the pass that was interrupted, or a new one, and what it is to honour.
+
+        One that started from another version, which was rejected since, is discarded.
+        """
+        path, origin = folder / BEGUN, (now.version.number, now.version.sha256)
+        begun = _Pass.begun(path) if path.exists() else None
+        if begun is not None and (begun.parent, begun.parent_sha256) != origin:
+            remove(folder)
+            begun = None
+        if begun is not None:
             if method not in (None, begun.method):
                 raise ConfigError(
                     f"{folder.name} is being made with {begun.method}. Go on without --method, or "
@@ -669,7 +701,13 @@ class Project:
         if auto := name == AUTO:
             leaves = any(deletion_kind(request) == "client" for request in asked.requests)
             name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
-        begun = _Pass(method=name, auto=auto and name == FAST, requests=list(asked.by_request))
+        begun = _Pass(
+            method=name,
+            auto=auto and name == FAST,
+            requests=list(asked.by_request),
+            parent=now.version.number,
+            parent_sha256=now.version.sha256,
+        )
         self._todo(name, now, asked, now.holdings.test)  # or raise, before anything is noted
         begun.write(path)
         return begun, asked
@@ -697,12 +735,18 @@ class Project:
             )
         return todo
 
-    def _base_accuracy(self, version: Version) -> float:
-        """Return the accuracy of the last version that was trained, and not repaired."""
-        versions = {found.number: found for found in self.ledger.versions()}
-        while version.parent is not None and version.facts["guarantee"] != "exact":
-            version = versions[version.parent]
-        return float(version.facts["measures"]["accuracy"])
+    def _base_accuracy(self, now: _Now, images: int) -> float:
+        """Return the accuracy of the last version that was trained, and not repaired.
+
+        It is 0 where another number of test images stood behind it: those of other classes.
+        """
+        version, versions = now.version, {found.number: found for found in self.ledger.versions()}
+        while "base" not in version.facts and version.facts.get("guarantee", "exact") != "exact":
+            version = versions[version.parent or 1]
+        measures = version.facts["measures"]
+        behind = 0 if "removed_class_accuracy" in measures else len(now.holdings.test)
+        base = {"accuracy": measures["accuracy"], "images": behind, **version.facts.get("base", {})}
+        return float(base["accuracy"]) if base["images"] == images else 0.0
 
     def _advance(self, request: str, state: State, **facts: Any) -> None:
         """Bring a request forward to a state, through those between; never back."""
@@ -805,9 +849,11 @@ def _measures(final: Final) -> dict[str, Any]:
     return final.model_dump(exclude_none=True, exclude={"per_class"})
 
 
-def _facts(final: Final, costs: Sequence[Cost], **more: Any) -> dict[str, Any]:
-    """Return what the ledger tells of a version."""
-    total = sum(costs, Cost())
+def _facts(
+    final: Final, costs: Sequence[Cost], spent: Cost | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return what the ledger tells of a version; ``spent`` is the cost of another try before."""
+    total = sum(costs, spent or Cost())
     return {"measures": _measures(final), "rounds": len(costs), "cost": total.model_dump(), **more}
 
 
