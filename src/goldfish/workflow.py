@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.evaluation.scores import score
+from goldfish.federation import InProcess
 from goldfish.methods import (
     Method,
     Plan,
@@ -164,6 +166,9 @@ def unlearn(
 
     Look at ``not_honoured`` of the result: it lists the requests that the model does not honour,
     because a client that the method forgets through was not there often enough.
+
+    A call that is refused (a :class:`ConfigError`) leaves an :class:`InProcess` federation as it
+    was. On other machines clients remember what they were asked.
     """
     if isinstance(trained, Unlearned):
         trained = trained.trained
@@ -186,9 +191,10 @@ def unlearn(
         test=scored,
         seed=trained.seed if seed is None else seed,
     )
-    file(trained.federation, plan.new, trained.honoured)
-    work = bind(chosen.unlearn, own)
-    records, params, _, memo = _collect(plan, work, scored, states=trained.states)
+    work, federation = bind(chosen.unlearn, own), trained.federation
+    with federation.unless_refused() if isinstance(federation, InProcess) else nullcontext():
+        file(federation, plan.new, trained.honoured)
+        records, params, _, memo = _collect(plan, work, scored, states=trained.states)
     lost = not_honoured(plan, [record.absent for record in records], params)
     for left in lost:
         warnings.warn(
@@ -198,7 +204,7 @@ def unlearn(
             stacklevel=2,
         )
     after = replace(
-        trained_after(plan, params, memo, lost), rounds=records, states=trained.federation.states()
+        trained_after(plan, params, memo, lost), rounds=records, states=federation.states()
     )
     return Unlearned(chosen.name, after, notes_of(chosen, plan, own), lost)
 
@@ -276,6 +282,8 @@ def unlearning_plan(
         trained=trained,
         server=_server(federation, training, test, seed),
     )
+    if not plan.staying:
+        raise ConfigError("No client has any data left: all of them leave with theirs.")
     refuse_few(plan)
     method.check(plan, own)
     if method.needs_askers(plan, own):

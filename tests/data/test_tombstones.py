@@ -46,6 +46,33 @@ def test_a_later_training_leaves_removed_samples_out(
     assert digest(lifted.params) == digest(trained.params)
 
 
+WRONG = {
+    "an id that its client does not hold": [REQUEST, DeletionRequest("client-2", ["c9"])],
+    "a class that nobody holds": [REQUEST, DeletionRequest("client-2", class_label=7)],
+    "all clients": [DeletionRequest(f"client-{n}") for n in (1, 2, 3)],
+    "all samples": [
+        DeletionRequest(f"client-{n}", [f"c{n}-{i}" for i in range(size)])
+        for n, size in ((1, 30), (2, 24), (3, 18))
+    ],
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_deletion_that_is_refused_removes_nothing(
+    make_clients: MakeClients, small_net: Net, what: str
+) -> None:
+    clients = make_clients()
+    federation = goldfish.InProcess(clients, small_net)
+    trained = goldfish.train(federation, shards=2, **SETTINGS)
+    kept = federation.states()
+    with pytest.raises(goldfish.ConfigError):
+        goldfish.unlearn(trained, WRONG[what], rounds=1)
+    assert not any(client.state.tombstones for client in clients)
+    assert federation.states().keys() == kept.keys()
+    again = goldfish.train(federation, shards=2, **SETTINGS)
+    assert digest(again.params) == digest(trained.params)
+
+
 @pytest.mark.parametrize("method", ["fed-recovery", "goldfish"])
 def test_a_client_that_leaves_remembers_it_too(
     make_clients: MakeClients, small_net: Net, test_set: TensorExamples, method: str

@@ -170,15 +170,31 @@ class InProcess:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Take back what the clients keep and remember by the end."""
-        states = self.states()
-        remembered = {c.id: set(c.state.tombstones) for c in self._clients.values()}
+        before = self._snapshot()
         try:
             yield
         finally:
-            self.restore(states)
-            for client in self._clients.values():
-                client.state.tombstones.intersection_update(remembered[client.id])
-            self._split.clear()
+            self._take_back(before)
+
+    @contextmanager
+    def unless_refused(self) -> Iterator[None]:
+        """Take back what the clients keep and remember where a ConfigError ends it."""
+        before = self._snapshot()
+        try:
+            yield
+        except ConfigError:
+            self._take_back(before)
+            raise
+
+    def _snapshot(self) -> tuple[States, Mapping[str, set[str]]]:
+        return self.states(), {c.id: set(c.state.tombstones) for c in self._clients.values()}
+
+    def _take_back(self, before: tuple[States, Mapping[str, set[str]]]) -> None:
+        states, remembered = before
+        self.restore(states)
+        for client in self._clients.values():
+            client.state.tombstones.intersection_update(remembered[client.id])
+        self._split.clear()
 
     def _jobs(self, tasks: Sequence[Task[Any]]) -> list[_Job]:
         """Return what workers do: all tasks of the clients pinned to a workspace, else one task."""
