@@ -130,6 +130,8 @@ class Client:
     state: ClientState = field(default_factory=ClientState)
     fewest: int = 1
     """Of a group of fewer samples than this, no count, mean or histogram is told in an audit."""
+    missing: Sequence[str] = ()
+    """Ids of samples that are to be removed now, and that the client has deleted already."""
 
 
 class Context(Checked):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.utils.data import Dataset
 
-from goldfish.data import as_examples
+from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.evaluation.scores import score
 from goldfish.federation import InProcess
@@ -261,7 +261,7 @@ def unlearning_plan(
         if request.client_id not in federation.client_ids:
             hint = f"The federation has {len(federation.client_ids)} clients."
             raise ConfigError(unknown("client", request.client_id, federation.client_ids, hint))
-    new = [request for request in dict.fromkeys(requests) if request not in honoured]
+    new = [request for request in dict.fromkeys(requests) if not removal.covered(request, honoured)]
     if not new:
         raise ConfigError("The model is free of all that is asked for: it was unlearned before.")
     left = {request.client_id for request in honoured if deletion_kind(request) == "client"}
