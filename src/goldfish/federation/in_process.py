@@ -162,10 +162,10 @@ class InProcess:
             if key.startswith(f"{phase}/")
         )
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """How many samples each client has, less those that it was asked to remove."""
-        return {c.id: len(set(c.retained.ids) - c.state.tombstones) for c in self._clients.values()}
+    def sizes(self, task: Task[Any]) -> tuple[int, int]:
+        """Return how many samples a client keeps, and how many it removes, in a task."""
+        client = self._client(task)
+        return len(client.retained), 0 if client.removed is None else len(client.removed)
 
     @contextmanager
     def trial(self) -> Iterator[None]:
