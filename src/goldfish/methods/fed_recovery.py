@@ -213,6 +213,13 @@ def norm(params: Params, names: Sequence[str]) -> float:
 
 def _check(plan: Plan, _settings: FedRecoverySettings) -> None:
     """Raise where the residuals would make no sense."""
+    before = plan.origin.phase.partition(".")[0]
+    if before not in ("origin", FED_RECOVERY.name):
+        raise ConfigError(
+            "FedRecovery takes what clients added in the original training out of the model that "
+            f"it gave, and this model is {before}'s. Unlearn from the original model, or use "
+            "another method."
+        )
     if plan.origin.settings.aggregation != "size":
         raise ConfigError(
             "FedRecovery works out each round's average without a client from the numbers of "
