@@ -281,6 +281,7 @@ def unlearning_plan(
         requests=(*honoured, *new),
         trained=trained,
         server=_server(federation, training, test, seed),
+        never_learned=lambda plan: method.never_learned(plan, own),
     )
     if not plan.staying:
         raise ConfigError("No client has any data left: all of them leave with theirs.")

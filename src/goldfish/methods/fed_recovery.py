@@ -67,7 +67,7 @@ from goldfish.errors import ConfigError
 from goldfish.methods.method import Method, Plan, deletion_kind, kept_updates, weight_names
 from goldfish.randomness import generator
 from goldfish.settings import NonNegative, Positive, Settings
-from goldfish.types import Params, Round, Update
+from goldfish.types import DeletionRequest, Params, Round, Update
 
 
 class FedRecoverySettings(Settings):
@@ -233,6 +233,13 @@ def _check(plan: Plan, _settings: FedRecoverySettings) -> None:
         )
 
 
+def never_learned(plan: Plan, _settings: FedRecoverySettings) -> Sequence[DeletionRequest]:
+    """Return the new requests of clients whose contribution went before, or that made none."""
+    history, gone = plan.origin.history, {request.client_id for request in plan.honoured}
+    learned = {client for index in history for client in kept_updates(plan, history[index])} - gone
+    return [request for request in plan.new if request.client_id not in learned]
+
+
 def _notes(plan: Plan, settings: FedRecoverySettings) -> Sequence[str]:
     recovered = recover(plan, settings)
     epsilon = noise_epsilon(recovered.bound, recovered.sigma, settings.delta)
@@ -273,6 +280,7 @@ FED_RECOVERY = Method(
     keeps="every client's update of every round, on the server",
     kept_rounds=lambda _settings, rounds: range(1, rounds + 1),
     check=_check,
+    never_learned=never_learned,
     measures=lambda _plan, _settings: (),
     notes=_notes,
 )
