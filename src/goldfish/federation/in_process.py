@@ -120,7 +120,7 @@ class InProcess:
     def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
         """Run all tasks; a client that raises becomes a :class:`Failure`."""
         if self._global_draws is None:
-            self._global_draws = self._draws_globally(tasks)
+            self._global_draws = self._draws_globally()
         if self._executor is None:
             own = (self.threads,)
             self._executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, own)
@@ -249,16 +249,15 @@ class InProcess:
             self._split[task.client_id] = (*asked[:2], frozenset(tombstones)), client
         return client
 
-    def _draws_globally(self, tasks: Sequence[Task[Any]]) -> bool:
+    def _draws_globally(self) -> bool:
         """Tell whether model or data draw from torch's global generator (dropout, transforms).
 
         Threads share that generator, so clients with such a model train one after the other,
         each from a seed of its own; otherwise the bits would depend on who comes first.
         """
-        for task in tasks:
-            client = self._client(task)
-            data = client.retained if len(client.retained) else client.removed
-            if not data:
+        for client in self._clients.values():
+            data = removal.split(client, ()).retained
+            if not len(data):
                 continue
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 model = self.model().train()
