@@ -252,6 +252,8 @@ class Round:
     """Clients that had to take part, because the method forgets through them, and did not."""
     shortened: Sequence[str] = ()
     """Clients whose models were brought back to ``max_update_norm``."""
+    discarded: Sequence[Mapping[str, float]] = ()
+    """The metrics of further updates, which cost as much and are no part of the round's model."""
 
     @property
     def learned(self) -> Sequence[Update]:

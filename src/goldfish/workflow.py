@@ -365,7 +365,7 @@ def round_cost(
     ``seconds``, ``bytes_kept`` and ``measured_samples`` are the caller's measurements; the rest is
     what the clients that answered report.
     """
-    reported = [update.metrics for update in finished.updates]
+    reported = [*(update.metrics for update in finished.updates), *finished.discarded]
     return Cost(
         seconds=seconds,
         steps=sum(int(metrics["steps"]) for metrics in reported),
