@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,11 @@ def test_the_estimate_is_the_cost(
 
     A sprint is rehearsed as it goes, since a single client asks.
     """
-    federation = goldfish.InProcess(make_clients(), small_net, workers=1)
+    clients = make_clients()
+    federation = goldfish.InProcess(clients, small_net, workers=1)
     trained = goldfish.train(federation, rounds=3, batch_size=8, learning_rate=0.1)
     advice = goldfish.plan(trained, [ASKED], methods={method: {}}, test=test_set)
-    assert federation.sizes == {"client-1": 30, "client-2": 24, "client-3": 18}
+    assert not any(client.state.tombstones for client in clients)
     (reckoned,) = advice.estimates
     real = goldfish.unlearn(trained, [ASKED], method=method, test=test_set)
     if method != "goldfish-sprint":
@@ -40,6 +42,54 @@ def test_the_estimate_is_the_cost(
     assert abs(reckoned.rounds - len(real.rounds)) <= 1
     if reckoned.rounds == len(real.rounds):
         assert reckoned.cost.bytes_sent == real.cost.bytes_sent
+
+
+MOST_OF_ONE = [
+    DeletionRequest("client-1", sample_ids=[f"c1-{i}" for i in range(26)]),
+    *(DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-0"]) for n in (2, 3)),
+]
+ALL_OF_ONE = [
+    DeletionRequest("client-1", sample_ids=[f"c1-{i}" for i in range(30)]),
+    *MOST_OF_ONE[1:],
+]
+
+
+@pytest.mark.parametrize("remember", [True, False])
+@pytest.mark.parametrize("requests", [MOST_OF_ONE, ALL_OF_ONE], ids=["most", "all"])
+def test_clients_that_lose_other_shares_are_rehearsed_apart(
+    make_clients: Callable[..., list[Client]],
+    small_net: ModelFactory,
+    test_set: TensorExamples,
+    requests: list[DeletionRequest],
+    remember: bool,
+) -> None:
+    """The client that loses most, or all, comes first, and says nothing of the others."""
+    federation = goldfish.InProcess(make_clients(), small_net, workers=1, remember=remember)
+    trained = goldfish.train(federation, rounds=3, batch_size=8, learning_rate=0.1)
+    methods: dict[str, dict[str, Any]] = {"retrain": {}, "goldfish": {}}
+    advice = goldfish.plan(trained, requests, methods=methods, test=test_set)
+    for reckoned in advice.estimates:
+        real = goldfish.unlearn(trained, requests, method=reckoned.method, test=test_set).cost
+        assert reckoned.cost.samples == pytest.approx(real.samples, rel=0.1)
+        assert reckoned.cost.teacher_samples == pytest.approx(real.teacher_samples, rel=0.1)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_the_first_round_and_later_ones_are_rehearsed_apart(
+    make_clients: Callable[..., list[Client]],
+    small_net: ModelFactory,
+    test_set: TensorExamples,
+    rounds: int,
+) -> None:
+    """With shared shards the first one retrains the shard that was hit, and others all shards."""
+    clients = make_clients((24, 24, 24))
+    federation = goldfish.InProcess(clients, small_net, workers=1)
+    trained = goldfish.train(federation, rounds=3, batch_size=4, shards=3)
+    asked = [DeletionRequest("client-1", sample_ids=["c1-1"])]
+    given: dict[str, Any] = {"rounds": rounds, "test": test_set}
+    (reckoned,) = goldfish.plan(trained, asked, methods={"goldfish": {}}, **given).estimates
+    real = goldfish.unlearn(trained, asked, method="goldfish", **given)
+    assert reckoned.cost.steps == real.cost.steps
 
 
 def estimate(method: str, seconds: float, refused: str | None = None) -> Estimate:

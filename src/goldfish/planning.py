@@ -1,16 +1,18 @@
 """What each method would cost, before any of them is run: :func:`plan`.
 
-A method is rehearsed: its server's side runs as it is, and of the clients one of each kind (one
-that asks, one that does not) takes each step once. What the others, and later rounds, would take
-follows from how much data they have.
+A method is rehearsed: its server's side runs as it is, and of the clients one of each kind takes
+each step twice: as it does the first time, and as it does later. Clients that ask for nothing are a
+kind, and so are those that lose about the same share of their data. What the others, and later
+rounds, would take follows from how much data they have.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, GoldfishError
@@ -34,6 +36,8 @@ WORTH = 0.5
 approximate, and its result must be looked at."""
 TEST_SAMPLES = 10
 """Test samples on which a server measures models while a method is rehearsed."""
+SMALL_LOSS = -4
+"""Clients that remove at most about 2 to this power of what they keep lose about the same share."""
 
 
 @dataclass(frozen=True)
@@ -140,12 +144,33 @@ def _calibrated(estimates: Sequence[Estimate], seconds_per_sample: float) -> lis
     ]
 
 
+class _Kind(NamedTuple):
+    """What clients of one kind have in common."""
+
+    step: str
+    settings: str
+    asks: bool
+    learns: bool
+    """Something is left to learn from."""
+    loss: int | None
+    """The binary logarithm of what it removes over what it keeps, rounded."""
+
+
+class _Turn(NamedTuple):
+    """What a client answered, and in how many seconds."""
+
+    update: Update
+    seconds: float
+
+
 class _Rehearsal:
     """A federation in which one client of each kind works, and the others are reckoned."""
 
     def __init__(self, inner: InProcess) -> None:
         self._inner = inner
-        self._known: dict[tuple[str, bool, str], tuple[str, Update, float]] = {}
+        self._known: dict[_Kind, tuple[int, _Turn, _Turn]] = {}
+        """The size of the client that worked, its first turn, and its later ones."""
+        self._asked: set[tuple[_Kind, str]] = set()
         self._seconds = 0.0
         """What the clients would take, less what the rehearsal took."""
 
@@ -179,21 +204,30 @@ class _Rehearsal:
         return RoundReplies([update for update, _ in answers], [])
 
     def _answer(self, task: Task[Any]) -> tuple[Update, float]:
-        kind = (task.step.name, bool(task.requests), task.settings.model_dump_json())
+        kept, removed = self._inner.sizes(task)
+        kind = _kind(task, kept, removed)
+        size = kept or removed
         if kind not in self._known:
-            for _ in range(2):  # the first time also prepares what later ones find
-                begin = time.perf_counter()
-                replies = self._inner.run([task])
-                seconds = time.perf_counter() - begin
-            for failure in replies.failures:
-                raise ConfigError(f"{failure.client_id}: {failure.cause}")
-            self._known[kind] = task.client_id, replies.updates[0], seconds
-        client, update, seconds = self._known[kind]
-        size = self._inner.sizes[task.client_id]
-        share = size / max(1, self._inner.sizes[client])
+            if not self._known:  # the first time of all also prepares what later ones find
+                before = self._inner.states()
+                self._work(task)
+                self._inner.restore(before)
+            self._known[kind] = size, self._work(task), self._work(task)
+        whole, first, later = self._known[kind]
+        update, seconds = later if (kind, task.client_id) in self._asked else first
+        self._asked.add((kind, task.client_id))
+        share = size / max(1, whole)
         counted = {n: v if n == "loss" else share * v for n, v in update.metrics.items()}
-        learned = size if update.num_examples else 0
+        learned = max(1, round(share * update.num_examples)) if update.num_examples else 0
         return Update(task.client_id, update.params, learned, counted), share * seconds
+
+    def _work(self, task: Task[Any]) -> _Turn:
+        begin = time.perf_counter()
+        replies = self._inner.run([task])
+        seconds = time.perf_counter() - begin
+        for failure in replies.failures:
+            raise ConfigError(f"{failure.client_id}: {failure.cause}")
+        return _Turn(replies.updates[0], seconds)
 
     def states(self) -> States:
         """Return what the clients keep."""
@@ -206,3 +240,10 @@ class _Rehearsal:
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep under the name of a phase."""
         return self._inner.bytes_kept(phase)
+
+
+def _kind(task: Task[Any], kept: int, removed: int) -> _Kind:
+    """Return the kind of a client that keeps and removes so many samples."""
+    loss = max(SMALL_LOSS, round(math.log2(removed / kept))) if kept and removed else None
+    settings = task.settings.model_dump_json()
+    return _Kind(task.step.name, settings, bool(task.requests), kept > 0, loss)

@@ -130,6 +130,8 @@ class Client:
     state: ClientState = field(default_factory=ClientState)
     fewest: int = 1
     """Of a group of fewer samples than this, no count, mean or histogram is told in an audit."""
+    missing: Sequence[str] = ()
+    """Ids of samples that are to be removed now, and that the client has deleted already."""
 
 
 class Context(Checked):
@@ -250,6 +252,8 @@ class Round:
     """Clients that had to take part, because the method forgets through them, and did not."""
     shortened: Sequence[str] = ()
     """Clients whose models were brought back to ``max_update_norm``."""
+    discarded: Sequence[Mapping[str, float]] = ()
+    """The metrics of further updates, which cost as much and are no part of the round's model."""
 
     @property
     def learned(self) -> Sequence[Update]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from torch import nn
 from torch.utils.data import Dataset
 
-from goldfish.data import as_examples
+from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.evaluation.scores import score
+from goldfish.federation import InProcess
 from goldfish.methods import (
     Method,
     Plan,
@@ -164,6 +166,9 @@ def unlearn(
 
     Look at ``not_honoured`` of the result: it lists the requests that the model does not honour,
     because a client that the method forgets through was not there often enough.
+
+    A call that is refused (a :class:`ConfigError`) leaves an :class:`InProcess` federation as it
+    was. On other machines clients remember what they were asked.
     """
     if isinstance(trained, Unlearned):
         trained = trained.trained
@@ -186,9 +191,10 @@ def unlearn(
         test=scored,
         seed=trained.seed if seed is None else seed,
     )
-    file(trained.federation, plan.new, trained.honoured)
-    work = bind(chosen.unlearn, own)
-    records, params, _, memo = _collect(plan, work, scored, states=trained.states)
+    work, federation = bind(chosen.unlearn, own), trained.federation
+    with federation.unless_refused() if isinstance(federation, InProcess) else nullcontext():
+        file(federation, plan.new, trained.honoured)
+        records, params, _, memo = _collect(plan, work, scored, states=trained.states)
     lost = not_honoured(plan, [record.absent for record in records], params)
     for left in lost:
         warnings.warn(
@@ -198,7 +204,7 @@ def unlearn(
             stacklevel=2,
         )
     after = replace(
-        trained_after(plan, params, memo, lost), rounds=records, states=trained.federation.states()
+        trained_after(plan, params, memo, lost), rounds=records, states=federation.states()
     )
     return Unlearned(chosen.name, after, notes_of(chosen, plan, own), lost)
 
@@ -255,7 +261,7 @@ def unlearning_plan(
         if request.client_id not in federation.client_ids:
             hint = f"The federation has {len(federation.client_ids)} clients."
             raise ConfigError(unknown("client", request.client_id, federation.client_ids, hint))
-    new = [request for request in dict.fromkeys(requests) if request not in honoured]
+    new = [request for request in dict.fromkeys(requests) if not removal.covered(request, honoured)]
     if not new:
         raise ConfigError("The model is free of all that is asked for: it was unlearned before.")
     left = {request.client_id for request in honoured if deletion_kind(request) == "client"}
@@ -275,7 +281,10 @@ def unlearning_plan(
         requests=(*honoured, *new),
         trained=trained,
         server=_server(federation, training, test, seed),
+        never_learned=lambda plan: method.never_learned(plan, own),
     )
+    if not plan.staying:
+        raise ConfigError("No client has any data left: all of them leave with theirs.")
     refuse_few(plan)
     method.check(plan, own)
     if method.needs_askers(plan, own):
@@ -356,7 +365,7 @@ def round_cost(
     ``seconds``, ``bytes_kept`` and ``measured_samples`` are the caller's measurements; the rest is
     what the clients that answered report.
     """
-    reported = [update.metrics for update in finished.updates]
+    reported = [*(update.metrics for update in finished.updates), *finished.discarded]
     return Cost(
         seconds=seconds,
         steps=sum(int(metrics["steps"]) for metrics in reported),

@@ -46,6 +46,33 @@ def test_a_later_training_leaves_removed_samples_out(
     assert digest(lifted.params) == digest(trained.params)
 
 
+WRONG = {
+    "an id that its client does not hold": [REQUEST, DeletionRequest("client-2", ["c9"])],
+    "a class that nobody holds": [REQUEST, DeletionRequest("client-2", class_label=7)],
+    "all clients": [DeletionRequest(f"client-{n}") for n in (1, 2, 3)],
+    "all samples": [
+        DeletionRequest(f"client-{n}", [f"c{n}-{i}" for i in range(size)])
+        for n, size in ((1, 30), (2, 24), (3, 18))
+    ],
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_deletion_that_is_refused_removes_nothing(
+    make_clients: MakeClients, small_net: Net, what: str
+) -> None:
+    clients = make_clients()
+    federation = goldfish.InProcess(clients, small_net)
+    trained = goldfish.train(federation, shards=2, **SETTINGS)
+    kept = federation.states()
+    with pytest.raises(goldfish.ConfigError):
+        goldfish.unlearn(trained, WRONG[what], rounds=1)
+    assert not any(client.state.tombstones for client in clients)
+    assert federation.states().keys() == kept.keys()
+    again = goldfish.train(federation, shards=2, **SETTINGS)
+    assert digest(again.params) == digest(trained.params)
+
+
 @pytest.mark.parametrize("method", ["fed-recovery", "goldfish"])
 def test_a_client_that_leaves_remembers_it_too(
     make_clients: MakeClients, small_net: Net, test_set: TensorExamples, method: str
@@ -91,6 +118,30 @@ def test_a_method_that_must_see_them_once_more_says_so(
         goldfish.unlearn(later, [REQUEST], method=name, rounds=1, test=test_set)
     done = goldfish.unlearn(later, [REQUEST], method="retrain", rounds=1, test=test_set)
     assert not done.not_honoured
+
+
+@pytest.mark.parametrize(
+    "name", ["goldfish-sprint", "goldfish-warm", "incompetent-teacher", "gradient-ascent"]
+)
+def test_a_later_request_may_name_earlier_samples_once_more(
+    make_clients: MakeClients, small_net: Net, test_set: TensorExamples, name: str
+) -> None:
+    """Here or deleted since, by id or by its class: the model is free of it, and of more now."""
+    clients = make_clients()
+    of_class = int(clients[0].retained.labels[4])
+    trained = goldfish.train(goldfish.InProcess(clients, small_net), **SETTINGS)
+    before = [REQUEST, DeletionRequest("client-1", class_label=of_class)]
+    done = goldfish.unlearn(trained, before, method=name, rounds=1, test=test_set)
+    left = next(i for i, k in enumerate(clients[0].retained.labels) if k != of_class and i > 9)
+    more = DeletionRequest("client-1", sample_ids=["c1-0", "c1-4", f"c1-{left}"])
+    for deleted in ((), ("c1-0",)):
+        own = never_had(clients, *deleted)
+        own[0].state.tombstones.update(clients[0].state.tombstones)
+        later = replace(done.trained, federation=goldfish.InProcess(own, small_net))
+        again = goldfish.unlearn(later, [more], method=name, rounds=1, test=test_set)
+        assert not again.not_honoured
+        with pytest.raises(goldfish.ConfigError, match="free of all that is asked for"):
+            goldfish.unlearn(later, [DeletionRequest("client-1", sample_ids=["c1-9"])], method=name)
 
 
 def test_earlier_requests_are_gone_and_new_ones_removed(make_clients: MakeClients) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import goldfish
-from goldfish.data import TensorExamples
+from goldfish.data import Subset, TensorExamples
 from goldfish.errors import ConfigError
 from goldfish.federation.in_process import _pin, _pool
 from goldfish.params import digest
@@ -56,6 +58,29 @@ def test_bits_of_a_model_with_dropout_do_not_depend_on_workers(make_clients: Mak
         return digest(goldfish.train(federation, rounds=3, batch_size=4, local_epochs=3).params)
 
     assert result(1) == result(3)
+
+
+def test_dropout_is_noticed_when_the_first_task_goes_to_a_client_without_data(
+    make_clients: MakeClients, tmp_path: Path
+) -> None:
+    """A client has deleted its data and leaves: its request is filed before anybody trains."""
+    goldfish.train(goldfish.InProcess(make_clients(), with_dropout), rounds=1).save(tmp_path / "t")
+
+    def result(workers: int) -> str:
+        first, *others = make_clients()
+        emptied = replace(first, retained=Subset(first.retained, []))
+        federation = goldfish.InProcess([emptied, *others], with_dropout, workers=workers)
+        trained = goldfish.load(tmp_path / "t", federation)
+        more: dict[str, Any] = {
+            "method": "retrain",
+            "rounds": 1,
+            "local_epochs": 2,
+            "batch_size": 4,
+        }
+        torch.manual_seed(workers)
+        return digest(goldfish.unlearn(trained, [DeletionRequest(first.id)], **more).params)
+
+    assert result(1) == result(2)
 
 
 def test_the_callers_random_numbers_are_left_alone(make_clients: MakeClients) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from goldfish.errors import ConfigError
 from goldfish.evaluation.memory import class_matched, sample_losses
 from goldfish.evaluation.scores import backdoor_success
 from goldfish.evaluation.similarity import confidence, welch
@@ -118,6 +119,18 @@ def test_a_round_measures_only_what_has_been_asked_for(tmp_path: Path) -> None:
         counts.append(measured.memory.removed)
     assert counts[0] == 72 < counts[1] < counts[2] == len(removed)
     assert evaluator.measure(params).memory == measured.memory
+
+
+def test_a_later_request_does_not_name_samples_once_more(tmp_path: Path) -> None:
+    held = scenario_of(tmp_path, "rate = 0.05").clients[0].retained.ids
+    for name, ids in (("first", held[:3]), ("later", held[2:5])):
+        (tmp_path / name).write_text("\n".join(ids))
+    then = f"samples = '{tmp_path / 'first'}'\n[[deletion.then]]\nafter = 1\nsamples = '%s'"
+    scenario = scenario_of(tmp_path, then % (tmp_path / "later"))
+    named = [sorted(request.sample_ids or ()) for request in scenario.requests]
+    assert named == [sorted(held[:3]), sorted(held[3:5])]
+    with pytest.raises(ConfigError, match="all that is named is asked for already"):
+        scenario_of(tmp_path, then % (tmp_path / "first"))
 
 
 def test_a_request_by_class_names_its_samples(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_a_class_that_one_client_does_not_hold_is_removed_from_the_others(
         ({"class_label": 1, "backdoor_target": 2}, "out of reach"),
         ({"clients": ["ward-d"]}, r"Unknown client 'ward-d'\. Did you mean 'ward-"),
         ({"samples": "lonely.txt"}, "a client's id, a space, and a sample's id"),
+        ({"class_label": 1, "then": [{"after": 1, "class_label": 1}]}, "is asked for already"),
     ],
 )
 def test_what_cannot_be_asked_of_them_is_refused_in_words(

@@ -158,6 +158,14 @@ def test_all_shards_hit_get_the_client_model() -> None:
     assert [values(recovered[i]) for i in range(3)] == [[1.5, 3.5]] * 3
 
 
+def test_shards_without_a_model_count_as_hit() -> None:
+    """Shard 0 alone was hit, and shard 1 has data and no model: with all hit, 6/6 = 1."""
+    some: list[dict[int, Params]] = [{}, {2: MODELS[2]}]
+    for models in some:
+        recovered = recover_shards({"w": tensor([1.5, 3.5])}, models, SIZES, [0])
+        assert [values(recovered[i]) for i in range(3)] == [[1.5, 3.5]] * 3
+
+
 def test_shard_arithmetic_leaves_integer_counters_alone() -> None:
     """The counter 7 of the client's model, the counter 5 of the first shard: never scaled."""
     client = {"w": tensor([2.0, 3.0]), "count": tensor(7)}

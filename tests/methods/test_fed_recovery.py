@@ -230,6 +230,36 @@ def test_a_second_deletion_removes_what_the_first_has_not(trained: goldfish.Trai
         plan_for(after, [again])
 
 
+def test_the_model_of_another_method_is_refused(trained: goldfish.Trained) -> None:
+    """It does not hold the residuals of the training; a model of FedRecovery's own still does."""
+    first, second, third = (DeletionRequest(f"client-{n}", [f"c{n}-0"]) for n in (1, 2, 3))
+    retrained = goldfish.unlearn(trained, [first], method="retrain", rounds=1)
+    with pytest.raises(goldfish.ConfigError, match="this model is retrain's"):
+        goldfish.unlearn(retrained, [second], method=FED_RECOVERY)
+    once = goldfish.unlearn(trained, [first], method=FED_RECOVERY)
+    twice = goldfish.unlearn(once, [second], method=FED_RECOVERY)
+    assert twice.trained.phase == "fed-recovery.2"
+    with pytest.raises(goldfish.ConfigError, match="every client asks"):
+        goldfish.unlearn(twice, [third], method=FED_RECOVERY)
+
+
+def test_what_is_not_in_the_model_is_honoured_though_it_does_not_change(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    """A client's whole contribution went with its first request; another never made any."""
+    trained = train(goldfish.InProcess(make_clients(), small_net), participation=0.3, rounds=1)
+    (only,) = (update.client_id for update in trained.history[1].updates)
+    first, second, never = (
+        DeletionRequest(f"client-{n}", [f"c{n}-{place}"])
+        for n, place in ((only[-1], 0), (only[-1], 1), (int(only[-1]) % 3 + 1, 0))
+    )
+    once = goldfish.unlearn(trained, [first], method=FED_RECOVERY)
+    for request in (second, never):
+        again = goldfish.unlearn(once, [request], method=FED_RECOVERY)
+        assert digest(again.params) == digest(once.params)
+        assert not again.not_honoured
+
+
 def test_later_noise_is_drawn_anew(trained: goldfish.Trained) -> None:
     first, second = REQUESTS["client"][0], DeletionRequest("client-3")
 

@@ -164,9 +164,9 @@ def test_one_who_asks_and_does_not_answer_is_an_error(trained: goldfish.Trained)
 def test_a_deletion_that_leaves_nothing_is_an_error_before_it_is_recovered_from(
     trained: goldfish.Trained,
 ) -> None:
-    everything = [DeletionRequest(f"client-{n}") for n in (1, 2, 3)]
+    classes = [DeletionRequest(f"client-{n}", class_label=k) for n in (1, 2, 3) for k in range(3)]
     with pytest.raises(goldfish.ConfigError, match="No client has any data left in round 1"):
-        rounds_of(plan_for(trained, everything, rounds=1))
+        rounds_of(plan_for(trained, classes, rounds=1))
 
 
 def test_a_class_that_the_asking_client_does_not_hold_leaves_nothing_to_ascend(

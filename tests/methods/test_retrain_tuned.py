@@ -14,7 +14,7 @@ from goldfish.data import TensorExamples
 from goldfish.methods.retrain import RETRAIN_TUNED, RetrainTunedSettings
 from goldfish.params import digest, num_bytes
 from goldfish.types import Client, DeletionRequest, Round, RoundReplies, Task
-from goldfish.workflow import unlearning_plan
+from goldfish.workflow import round_cost, unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
 REQUESTS = {
@@ -55,7 +55,7 @@ def rounds_of(
 
 
 def steps(this: Round) -> int:
-    return sum(int(update.metrics["steps"]) for update in this.updates)
+    return int(round_cost(this, 0.0).steps)
 
 
 @pytest.mark.parametrize("kind", sorted(RETRAIN_TUNED.deletions))
@@ -138,8 +138,13 @@ def test_the_cost_is_whole(
 def test_the_sweep_stands_in_the_first_round(
     trained: goldfish.Trained, test_set: TensorExamples
 ) -> None:
-    """Two losers of two rounds each and the winner's own first: five times a round's steps."""
+    """Two losers of two rounds each and the winner's own first: five times a round's steps.
+
+    Its updates are the winner's alone: one of each client.
+    """
     rounds = rounds_of(trained, test_set)
+    clients = list(trained.federation.client_ids)
+    assert [[update.client_id for update in r.updates] for r in rounds] == [clients] * 4
     assert [steps(r) for r in rounds] == [5 * steps(rounds[1]), *[steps(rounds[1])] * 3]
     assert [r.bytes_sent // rounds[1].bytes_sent for r in rounds] == [5, 1, 1, 1]
     assert [r.final for r in rounds] == [False, False, False, True]

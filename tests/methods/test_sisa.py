@@ -206,7 +206,10 @@ def test_slices_and_shards_that_begin_empty(make_clients: MakeClients, small_net
         for place in range(size):
             requests = [DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-{place}"])]
             never = train(without(clients, requests), small_net, shards=3, slices=4)
-            assert digest(unlearn(trained, requests).params) == digest(never.params)
+            result = unlearn(trained, requests)
+            assert digest(result.params) == digest(never.params)
+            assert not result.not_honoured, "a lone sample of a shard was never in the model"
+    assert not unlearn(trained, [DeletionRequest("client-3")]).not_honoured
 
 
 # The work.

@@ -22,8 +22,9 @@ def split(
 
     Removed is what ``requests`` name and no earlier request did. Gone is what ``honoured``, the
     earlier requests, name, and the rest of what the client has a tombstone for. Requests to other
-    clients are passed over, and so is a class that this client does not hold. Call it on the client
-    as it was before any deletion: a client that is already split is refused.
+    clients are passed over, and so is a class that this client does not hold. Missing is what
+    ``requests`` name one by one, no earlier request did, and the client has deleted. Call it on the
+    client as it was before any deletion: a client that is already split is refused.
     """
     own = [request for request in requests if request.client_id == client.id]
     earlier = [request for request in honoured if request.client_id == client.id]
@@ -52,12 +53,21 @@ def split(
         retained=Subset(client.retained, (~removed & ~gone).nonzero().flatten()),
         removed=Subset(client.retained, removed.nonzero().flatten()) if removed.any() else None,
         gone=(*(ids[place] for place in gone.nonzero().flatten().tolist()), *sorted(left_over)),
+        missing=sorted(named_samples(own).difference(ids, named_samples(earlier))),
     )
 
 
 def named_samples(requests: Sequence[DeletionRequest]) -> set[str]:
     """Return the ids of all samples that requests name one by one."""
     return {sample_id for request in requests for sample_id in request.sample_ids or ()}
+
+
+def covered(request: DeletionRequest, earlier: Sequence[DeletionRequest]) -> bool:
+    """Tell whether earlier requests are this one, or name all of its samples."""
+    own = [other for other in earlier if other.client_id == request.client_id]
+    return request in own or (
+        request.sample_ids is not None and named_samples(own).issuperset(request.sample_ids)
+    )
 
 
 def to_remember(client: Client) -> set[str]:

@@ -313,13 +313,15 @@ def _model(config: Config, test: TensorExamples, class_names: Sequence[str]) -> 
 
 
 def _members_stages(config: Config, members: Sequence[str]) -> list[list[DeletionRequest]]:
-    """Return the requests of all stages; a client that has left is not asked again."""
+    """Return the requests of all stages; nothing is asked for again, nor a client that has left."""
     left: set[str] = set()
-    stages = []
+    stages: list[list[DeletionRequest]] = []
     for what in (config.deletion, *config.deletion.then):
-        asked = [r for r in _members_requests(what, members) if r.client_id not in left]
+        before = [request for stage in stages for request in stage]
+        wanted = [r for r in _members_requests(what, members) if r.client_id not in left]
+        asked = [request for request in wanted if not removal.covered(request, before)]
         if not asked:
-            raise ConfigError("deletion: all clients that are to be asked have left before.")
+            raise ConfigError("deletion: all that is named is asked for already.")
         left.update(r.client_id for r in asked if deletion_kind(r) == "client")
         stages.append(asked)
     return stages
@@ -469,7 +471,7 @@ class _Chooser:
                     raise ConfigError(f"deletion: all data of {client_id} is asked for already.")
             return removal.requests_for_clients(self._partition, what.clients)
         if what.samples is not None:
-            ids = _read_ids(Path(what.samples))
+            ids = [i for i in _read_ids(Path(what.samples)) if i not in self._asked]
             return removal.requests_for_samples(self._partition, ids)
         label = what.class_label
         of_class = [i for i, own in self._label_of.items() if own == label]

@@ -120,7 +120,7 @@ class InProcess:
     def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
         """Run all tasks; a client that raises becomes a :class:`Failure`."""
         if self._global_draws is None:
-            self._global_draws = self._draws_globally(tasks)
+            self._global_draws = self._draws_globally()
         if self._executor is None:
             own = (self.threads,)
             self._executor = ThreadPoolExecutor(self.workers, "", torch.set_num_threads, own)
@@ -162,23 +162,39 @@ class InProcess:
             if key.startswith(f"{phase}/")
         )
 
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """How many samples each client has, less those that it was asked to remove."""
-        return {c.id: len(set(c.retained.ids) - c.state.tombstones) for c in self._clients.values()}
+    def sizes(self, task: Task[Any]) -> tuple[int, int]:
+        """Return how many samples a client keeps, and how many it removes, in a task."""
+        client = self._client(task)
+        return len(client.retained), 0 if client.removed is None else len(client.removed)
 
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Take back what the clients keep and remember by the end."""
-        states = self.states()
-        remembered = {c.id: set(c.state.tombstones) for c in self._clients.values()}
+        before = self._snapshot()
         try:
             yield
         finally:
-            self.restore(states)
-            for client in self._clients.values():
-                client.state.tombstones.intersection_update(remembered[client.id])
-            self._split.clear()
+            self._take_back(before)
+
+    @contextmanager
+    def unless_refused(self) -> Iterator[None]:
+        """Take back what the clients keep and remember where a ConfigError ends it."""
+        before = self._snapshot()
+        try:
+            yield
+        except ConfigError:
+            self._take_back(before)
+            raise
+
+    def _snapshot(self) -> tuple[States, Mapping[str, set[str]]]:
+        return self.states(), {c.id: set(c.state.tombstones) for c in self._clients.values()}
+
+    def _take_back(self, before: tuple[States, Mapping[str, set[str]]]) -> None:
+        states, remembered = before
+        self.restore(states)
+        for client in self._clients.values():
+            client.state.tombstones.intersection_update(remembered[client.id])
+        self._split.clear()
 
     def _jobs(self, tasks: Sequence[Task[Any]]) -> list[_Job]:
         """Return what workers do: all tasks of the clients pinned to a workspace, else one task."""
@@ -233,16 +249,15 @@ class InProcess:
             self._split[task.client_id] = (*asked[:2], frozenset(tombstones)), client
         return client
 
-    def _draws_globally(self, tasks: Sequence[Task[Any]]) -> bool:
+    def _draws_globally(self) -> bool:
         """Tell whether model or data draw from torch's global generator (dropout, transforms).
 
         Threads share that generator, so clients with such a model train one after the other,
         each from a seed of its own; otherwise the bits would depend on who comes first.
         """
-        for task in tasks:
-            client = self._client(task)
-            data = client.retained if len(client.retained) else client.removed
-            if not data:
+        for client in self._clients.values():
+            data = removal.split(client, ()).retained
+            if not len(data):
                 continue
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 model = self.model().train()

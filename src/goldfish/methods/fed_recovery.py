@@ -67,7 +67,7 @@ from goldfish.errors import ConfigError
 from goldfish.methods.method import Method, Plan, deletion_kind, kept_updates, weight_names
 from goldfish.randomness import generator
 from goldfish.settings import NonNegative, Positive, Settings
-from goldfish.types import Params, Round, Update
+from goldfish.types import DeletionRequest, Params, Round, Update
 
 
 class FedRecoverySettings(Settings):
@@ -213,6 +213,13 @@ def norm(params: Params, names: Sequence[str]) -> float:
 
 def _check(plan: Plan, _settings: FedRecoverySettings) -> None:
     """Raise where the residuals would make no sense."""
+    before = plan.origin.phase.partition(".")[0]
+    if before not in ("origin", FED_RECOVERY.name):
+        raise ConfigError(
+            "FedRecovery takes what clients added in the original training out of the model that "
+            f"it gave, and this model is {before}'s. Unlearn from the original model, or use "
+            "another method."
+        )
     if plan.origin.settings.aggregation != "size":
         raise ConfigError(
             "FedRecovery works out each round's average without a client from the numbers of "
@@ -224,6 +231,13 @@ def _check(plan: Plan, _settings: FedRecoverySettings) -> None:
             "No client has any data left whose updates could stay: every client asks for a "
             "deletion, and FedRecovery removes all that a client contributed. Use another method."
         )
+
+
+def never_learned(plan: Plan, _settings: FedRecoverySettings) -> Sequence[DeletionRequest]:
+    """Return the new requests of clients whose contribution went before, or that made none."""
+    history, gone = plan.origin.history, {request.client_id for request in plan.honoured}
+    learned = {client for index in history for client in kept_updates(plan, history[index])} - gone
+    return [request for request in plan.new if request.client_id not in learned]
 
 
 def _notes(plan: Plan, settings: FedRecoverySettings) -> Sequence[str]:
@@ -266,6 +280,7 @@ FED_RECOVERY = Method(
     keeps="every client's update of every round, on the server",
     kept_rounds=lambda _settings, rounds: range(1, rounds + 1),
     check=_check,
+    never_learned=never_learned,
     measures=lambda _plan, _settings: (),
     notes=_notes,
 )

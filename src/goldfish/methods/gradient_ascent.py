@@ -101,7 +101,7 @@ def _ascent_round(plan: Plan, settings: GradientAscentSettings) -> Round:
 def ascend_step(task: Task[AscentSettings], client: Client, workspace: Workspace) -> Update:
     """Raise the model's loss on what the client removes; what it keeps is not looked at."""
     settings, training = task.settings, task.training
-    refuse_missing(task, client)
+    refuse_missing(client)
     kept = {RETAINED: len(client.retained)}
     if client.removed is None:
         return nothing_to_learn(task, kept)

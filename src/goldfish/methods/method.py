@@ -84,6 +84,8 @@ class Plan:
     server: ServerTest | None = None
     last: Round | None = None
     """The last finished round, when the phase goes on after an interruption."""
+    never_learned: Callable[[Plan], Sequence[DeletionRequest]] = lambda _plan: ()
+    """The method's, with its settings given."""
 
     @property
     def origin(self) -> Trained:
@@ -153,6 +155,8 @@ class Method(Generic[S]):
     """What it can remove; anything else is refused."""
     needs_askers: Callable[[Plan, S], bool] = lambda _plan, _settings: False
     """Whether it forgets through the clients that asked: without them it forgets nothing."""
+    never_learned: Callable[[Plan, S], Sequence[DeletionRequest]] = lambda _plan, _settings: ()
+    """The new requests whose data the model knows nothing of, if it has not changed."""
     source: str = ""
     """The paper that it comes from."""
     keeps: str = "nothing"
@@ -238,12 +242,13 @@ def not_honoured(
 ) -> list[NotHonoured]:
     """Return the requests that a finished phase does not honour.
 
-    They are those whose client had to take part and did so in too few rounds, and all of them when
-    the model has not changed. ``absences`` holds the ``absent`` of every round, ``params`` is the
-    model of the last one.
+    They are those whose client had to take part and did so in too few rounds, and when the model
+    has not changed all whose data it may have learned. ``absences`` holds the ``absent`` of every
+    round, ``params`` is the model of the last one.
     """
     if largest_change(plan.origin.params, params) <= UNCHANGED:
-        return [NotHonoured(request, "the model has not changed") for request in plan.new]
+        never = plan.never_learned(plan)
+        return [NotHonoured(r, "the model has not changed") for r in plan.new if r not in never]
     rounds = len(absences)
     lost = []
     for request in plan.new:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, cast
@@ -69,8 +69,8 @@ def unlearn_tuned(plan: Plan, settings: RetrainTunedSettings) -> Iterator[Round]
     """Yield the rounds of retraining with the best learning rate of the sweep.
 
     They are those that ``retrain`` yields with that learning rate, bit for bit. Round 1 also
-    carries everything that the other candidates did. The rounds of the sweep are yielded when it
-    is over, so the seconds of all of them are in round 1.
+    carries what all that the other candidates did has cost. The rounds of the sweep are yielded
+    when it is over, so the seconds of all of them are in round 1.
     """
     if plan.server is None:
         raise ConfigError(
@@ -113,13 +113,13 @@ class _Metered:
 
     def __init__(self, inner: Federation) -> None:
         self._inner = inner
-        self.updates: list[Update] = []
+        self.metrics: list[Mapping[str, float]] = []
         self.failures: list[Failure] = []
         self.bytes_sent = 0
 
     def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
         replies = self._inner.run(tasks)
-        self.updates.extend(replies.updates)
+        self.metrics.extend(update.metrics for update in replies.updates)
         self.failures.extend(replies.failures)
         self.bytes_sent += bytes_sent(tasks, replies, ())
         return replies
@@ -155,13 +155,13 @@ def _sweep(plan: Plan, server: ServerTest, settings: RetrainTunedSettings) -> li
     others = [candidate.spent for candidate in candidates if candidate is not best]
     first = replace(
         first,
-        updates=[*first.updates, *(u for spent in others for u in spent.updates)],
         failures=[
             *first.failures,
             *(f for spent in others for f in spent.failures),
             *_keep(plan, best.phase),
         ],
         bytes_sent=first.bytes_sent + sum(spent.bytes_sent for spent in others),
+        discarded=[metrics for spent in others for metrics in spent.metrics],
     )
     return [replace(this, memo={"learning_rate": best.rate}) for this in (first, *later)]
 

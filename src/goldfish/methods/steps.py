@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from goldfish.data import RandomCropFlip, removal
+from goldfish.data import RandomCropFlip
 from goldfish.errors import ConfigError
 from goldfish.randomness import derive_seed, generator
 from goldfish.settings import TrainingSettings
@@ -128,16 +128,13 @@ def answer(
     return Update(task.client_id, params, num_examples, metrics)
 
 
-def refuse_missing(task: Task[Any], client: Client) -> None:
+def refuse_missing(client: Client) -> None:
     """Raise where samples are deleted already that the client must show the old model once more."""
-    named = removal.named_samples(task.requests)
-    there = () if client.removed is None else client.removed.ids
-    lacking = sorted(named.difference(there))
-    if lacking:
+    if client.missing:
         raise ConfigError(
-            f"Sample {lacking[0]!r} of {client.id} is not there any more, so the old model cannot "
-            f"be untaught it ({len(lacking)} in all): use a method that starts from fresh weights, "
-            "such as goldfish or retrain."
+            f"Sample {client.missing[0]!r} of {client.id} is not there any more, so the old model "
+            f"cannot be untaught it ({len(client.missing)} in all): use a method that starts from "
+            "fresh weights, such as goldfish or retrain."
         )
 
 
@@ -146,7 +143,7 @@ def check_asker(task: Task[Any], client: Client) -> None:
 
     For methods that forget through their askers: they start from a model that knows the data.
     """
-    refuse_missing(task, client)
+    refuse_missing(client)
     if task.requests and len(client.retained) == 0:
         raise ConfigError(
             f"This deletion takes all that {client.id} has, as if it left, so nobody is left to "

@@ -108,8 +108,11 @@ def recover_shards(
     """Return the weights of the shards that were hit, equation (10), so that (8) holds again.
 
     Only the sum of several hit shards is determined by (8); each of them gets the same weights.
-    Sizes are those after the deletion; a shard left empty has no weights and leaves the sum.
+    Sizes are those after the deletion; a shard left empty has no weights and leaves the sum. Where
+    another shard has data and no model, (8) determines none of them: all count as hit.
     """
+    if any(size > 0 and i not in hit and i not in models for i, size in sizes.items()):
+        hit = list(sizes)
     lost = [i for i in hit if sizes[i] > 0]
     if not lost:
         return {}
