@@ -64,10 +64,10 @@ REMEMBERED = 0.5
 class GoldfishSprintSettings(Settings):
     """The settings of the sprint; its rounds are its own, whatever the other methods take."""
 
-    sprint_steps: Count = 12
+    sprint_steps: Count = 16
     """SGD steps of the clients that asked, in the first turn of the sprint; at most a tenth of
     those that they took in the training."""
-    sprint_passes: Positive = 5.0
+    sprint_passes: Positive = 2.0
     """Passes over the removed data in these steps; a step takes no more of it than a batch."""
     most_turns: Count = 3
     """Turns of the sprint; those after the first are a third as long, while data is remembered."""
@@ -75,7 +75,7 @@ class GoldfishSprintSettings(Settings):
     """Length of the rounds of all clients after it, as a share of the epochs of the training."""
     anneal_rounds: Count = 8
     """How many rounds they are."""
-    sprint_step: Positive = 1.0
+    sprint_step: Positive = 0.75
     """Step size of the sprint, as a share of the mean step size of the training."""
     sprint_gain: Positive = 1.0
     """How far the model goes along the mean change of the askers: above 1 makes up for the mean,
