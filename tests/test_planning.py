@@ -92,21 +92,27 @@ def test_the_first_round_and_later_ones_are_rehearsed_apart(
     assert reckoned.cost.steps == real.cost.steps
 
 
-def estimate(method: str, seconds: float, refused: str | None = None) -> Estimate:
+def estimate(method: str, seconds: float, refused: str | None = None, steps: int = 500) -> Estimate:
     guarantee = goldfish.METHODS[method].guarantee
-    return Estimate(method, guarantee, 1, Cost(seconds=seconds), refused)
+    return Estimate(method, guarantee, 1, Cost(seconds=seconds, steps=steps), refused)
 
 
 def test_the_fast_method_is_advised_where_it_is_worth_it() -> None:
-    """At most half of the time of the cheapest exact method; else "just retrain"."""
+    """At most half of the time of the cheapest exact method; else "just retrain".
+
+    So it is where the two clients take fewer than 250 steps each in all of the training.
+    """
     retrain = estimate("retrain", 10.0)
-    assert advise([estimate("goldfish-sprint", 5.0), retrain])[0] == "goldfish-sprint"
-    name, reason = advise([estimate("goldfish-sprint", 6.0), retrain])
+    assert advise([estimate("goldfish-sprint", 5.0), retrain], 2)[0] == "goldfish-sprint"
+    short = estimate("retrain", 10.0, steps=499)
+    name, reason = advise([estimate("goldfish-sprint", 1.0), short], 2)
+    assert (name, "fewer than 250 steps a client" in reason) == ("retrain", True)
+    name, reason = advise([estimate("goldfish-sprint", 6.0), retrain], 2)
     assert (name, reason) == (
         "retrain",
         "it is exact, and goldfish-sprint would still take 60% of its time",
     )
     refused = estimate("goldfish-sprint", 0.0, "client-1 leaves")
-    assert advise([refused, retrain, estimate("sisa", 3.0)])[0] == "sisa"
+    assert advise([refused, retrain, estimate("sisa", 3.0)], 2)[0] == "sisa"
     with pytest.raises(goldfish.ConfigError, match="No method can serve these requests"):
-        advise([refused])
+        advise([refused], 2)

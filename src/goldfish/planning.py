@@ -34,6 +34,9 @@ FAST, EXACT = "goldfish-sprint", "retrain"
 WORTH = 0.5
 """The fast method is advised where it takes at most this share of what retraining takes: it is
 approximate, and its result must be looked at."""
+FEW_STEPS = 250
+"""Where a client takes fewer steps in all of the training, retraining is advised: the fast method
+was measured to lose a point or more there (docs/fast.md)."""
 TEST_SAMPLES = 10
 """Test samples on which a server measures models while a method is rehearsed."""
 SMALL_LOSS = -4
@@ -112,11 +115,11 @@ def plan(
     if seconds_per_sample is not None:
         estimates = _calibrated(estimates, seconds_per_sample)
     estimates.sort(key=lambda own: (own.refused is not None, own.cost.seconds))
-    return Advice(estimates, *advise(estimates))
+    return Advice(estimates, *advise(estimates, len(federation.client_ids)))
 
 
-def advise(estimates: Sequence[Estimate]) -> tuple[str, str]:
-    """Return the method to take, and why, in a sentence."""
+def advise(estimates: Sequence[Estimate], clients: int) -> tuple[str, str]:
+    """Return the method to take in a federation of so many clients, and why, in a sentence."""
     able = {own.method: own for own in estimates if own.refused is None}
     exact = [own for own in able.values() if own.guarantee == "exact"]
     if not able:
@@ -128,6 +131,9 @@ def advise(estimates: Sequence[Estimate]) -> tuple[str, str]:
     fast = able.get(FAST)
     if fast is None:
         return best.method, f"{FAST} cannot serve these requests, and {best.method} is exact"
+    if EXACT in able and able[EXACT].cost.steps < FEW_STEPS * clients:
+        few = f"the training has fewer than {FEW_STEPS} steps a client"
+        return best.method, f"it is exact, and {few}, where {FAST} was seen to lose accuracy"
     share = fast.cost.seconds / best.cost.seconds
     if share <= WORTH:
         return FAST, f"it takes {share:.0%} of the time of {best.method}, and is approximate"
