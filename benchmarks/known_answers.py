@@ -45,9 +45,9 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
         "deletion": {"rate": 0.3},
     },
     "cifar-10": {
-        "data": {"name": "cifar-10", "clients": 5, "limit_train": 2000},
+        "data": {"name": "cifar-10", "clients": 5, "limit_train": 5000},
         "model": {"name": "lenet5-cifar"},
-        "training": {"rounds": 15, "local_epochs": 4, "learning_rate": 0.02, "batch_size": 20},
+        "training": {"rounds": 15, "local_epochs": 2, "learning_rate": 0.01, "batch_size": 50},
         "deletion": {"rate": 0.3},
     },
 }
