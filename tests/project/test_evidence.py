@@ -257,6 +257,9 @@ def test_any_byte_of_the_archive(made: Made) -> None:
             with zipfile.ZipFile(archive) as opened:
                 assert [opened.read(m) for m in opened.namelist()] == list(files.values())
     assert told > 100
+    empty = whole.rfind(b"PK\x05\x06") + 12  # the size of its list of files
+    archive.write_bytes(whole[:empty] + bytes(4) + whole[empty + 4 :])
+    assert any(check.state == "wrong" for check in verify_evidence(archive))
 
 
 def test_a_pack_of_another_key_is_refused(made: Made, tmp_path: Path) -> None:
