@@ -21,6 +21,7 @@ import torch
 from goldfish.audits import AuditVerdict
 from goldfish.evaluation.attacks import likelihood_ratios, margins, true_positives
 from goldfish.evaluation.audit import Measured, audit_verdict
+from goldfish.experiments.audit_models import STEP_SIZES
 from goldfish.experiments.config import parse_config
 from goldfish.experiments.engine import in_process
 from goldfish.experiments.scenario import Machine, build_scenario
@@ -51,9 +52,6 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
         "deletion": {"rate": 0.3},
     },
 }
-STEP_SIZES = (1.0, 0.8, 1.25)
-"""Of the oracles, in turn, as shares of the training's."""
-
 
 @dataclass(frozen=True)
 class Models:
