@@ -53,6 +53,7 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
     },
 }
 
+
 @dataclass(frozen=True)
 class Models:
     """What is known of each model, and the samples that it is known of."""
