@@ -50,6 +50,28 @@ def test_bits_do_not_depend_on_workers(
     assert result(1) == result(2) == result(3)
 
 
+def test_the_client_with_the_most_data_is_trained_first(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    """Begun last, it would keep one worker busy alone. Who is trained shows in who is read."""
+    read: list[str] = []
+
+    class Watched(TensorExamples):
+        def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+            read.append(self.ids[0].partition("-")[0])
+            return super().batch(positions)
+
+    clients = []
+    for client, size in zip(make_clients(), (4, 12, 8), strict=True):
+        data = client.retained
+        assert isinstance(data, TensorExamples)
+        own = Watched(data.images[:size], data.labels[:size], data.ids[:size])
+        clients.append(replace(client, retained=own))
+    goldfish.train(goldfish.InProcess(clients, small_net, workers=1), rounds=1)
+    order = list(dict.fromkeys(read[1:]))  # the first one was asked whether its model has dropout
+    assert order == ["c2", "c3", "c1"]
+
+
 def test_bits_of_a_model_with_dropout_do_not_depend_on_workers(make_clients: MakeClients) -> None:
     """Dropout draws from torch's global generator, which all threads share."""
 

@@ -197,13 +197,19 @@ class InProcess:
         self._split.clear()
 
     def _jobs(self, tasks: Sequence[Task[Any]]) -> list[_Job]:
-        """Return what workers do: all tasks of the clients pinned to a workspace, else one task."""
+        """Return what workers do: all tasks of the clients pinned to a workspace, else one task.
+
+        The one with the most data comes first: begun last, it would keep one worker busy alone.
+        """
         jobs: dict[_Pool | int, _Job] = {}
         for place, task in enumerate(tasks):
             pinned = self._pinned.get(task.client_id)
             job = jobs.setdefault(pinned or place, _Job(pinned or self._shared, []))
             job.tasks.append((place, task))
-        return list(jobs.values())
+        return sorted(jobs.values(), key=self._work_of, reverse=True)
+
+    def _work_of(self, job: _Job) -> int:
+        return sum(len(self._clients[task.client_id].retained) for _, task in job.tasks)
 
     def _work(
         self, job: _Job, spool: Spool | None, end: threading.Event
