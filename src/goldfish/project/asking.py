@@ -143,7 +143,7 @@ class Registry:
             )
         by_request = {}
         for r in requests:
-            if named[r.client] >= self.left(r.client):
+            if keys[r.id] and named[r.client] >= self.left(r.client):
                 by_request[r.id] = DeletionRequest(r.client)
             elif keys[r.id]:
                 by_request[r.id] = in_library(r, contents[r.id], keys[r.id])

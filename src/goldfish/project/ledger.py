@@ -656,4 +656,4 @@ def _checked_content(kind: Kind, content: Sequence[str] | str) -> list[str]:
 
 def stamp(time: datetime) -> str:
     """Return a time as events have it."""
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -489,10 +489,16 @@ class Project:
         with self.working():
             rejected = self.current()
             before = [a for a in self.ledger.artefacts() if a.version == rejected.parent]
-            if not before or any(artefact.state != "quarantined" for artefact in before):
+            older = rejected.parent
+            if older is None or not before or any(a.state != "quarantined" for a in before):
                 raise ConfigError(
                     f"v{rejected.number} cannot be rejected: there is no version before it any "
                     "more."
+                )
+            if not self.files.model(older).exists():
+                raise ConfigError(
+                    f"v{rejected.number} cannot be rejected: a purge that was interrupted has "
+                    "deleted the version before it. Run 'goldfish purge' again."
                 )
             remove(self.files.work(len(self.ledger.versions()) + 1))
             with self.ledger.together():
