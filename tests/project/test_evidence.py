@@ -139,7 +139,7 @@ def test_a_request_that_others_had_answered_before(made: Made) -> None:
     for state in ("planned", "running", "unlearned", "measured"):
         made.ledger.move("R-0003", state)
     page = (made.pack("R-0003").folder / "index.html").read_text()
-    assert "Other requests had removed this data before: version 2 is free of it." in page
+    assert "Version 2 was free of this data already: there was nothing left to remove." in page
 
 
 def test_a_later_model_takes_the_place_of_the_one_that_was_made(made: Made) -> None:

@@ -214,6 +214,66 @@ def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -
     assert trained.ledger.verify() == []
 
 
+def test_a_rejection_opens_what_was_done_because_of_the_rejected_version(trained: Project) -> None:
+    """R-0002 came in while v2 was made, which removed its samples too: the model before did not."""
+    removed = ids_of(trained, "client-1", 4)
+    trained.forget("client-1", samples=removed, machine=MACHINE)
+    steps = trained.unlearn(MACHINE, "retrain")
+    next(steps)
+    trained.forget("client-1", samples=removed[:2], machine=MACHINE)
+    list(steps)
+    with pytest.raises(ConfigError, match="free of all that is asked for"):
+        list(trained.unlearn(MACHINE))
+    assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
+    trained.reject()
+    assert [r.failure for r in trained.pending()] == ["v2 was rejected"] * 2
+
+
+def test_no_model_is_lost_where_a_purge_was_interrupted_before_a_rejection(
+    trained: Project,
+) -> None:
+    """The version before is deleted, and the ledger does not say so yet."""
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 1), machine=MACHINE)
+    list(trained.unlearn(MACHINE))
+    shutil.rmtree(trained.files.version(1))  # the first that a purge does
+    with pytest.raises(ConfigError, match="Run 'goldfish purge' again"):
+        trained.reject()
+    trained.purge()
+    assert trained.written(trained.current()).exists()
+
+
+def test_a_request_that_came_in_while_its_client_left_is_done(trained: Project) -> None:
+    """Nothing is left of the client then, and so nothing of what it names."""
+    samples = ids_of(trained, "client-1", 1)
+    trained.forget("client-1", machine=MACHINE)
+    steps = trained.unlearn(MACHINE)
+    next(steps)
+    trained.forget("client-1", samples=samples, machine=MACHINE)
+    list(steps)
+    with pytest.raises(ConfigError, match="free of all that is asked for"):
+        list(trained.unlearn(MACHINE))
+    assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
+
+
+def test_a_class_is_what_it_was_when_it_was_asked_for(trained: Project, tmp_path: Path) -> None:
+    """Its samples are deleted from the data and named once more: the model still knows them."""
+    with pytest.raises(ConfigError, match="no class 99: it has 0 to 2"):
+        trained.forget("client-1", label=99, machine=MACHINE)
+    plain = set(ids_of(trained, "client-1", 60))
+    of_class = {sample_id for sample_id in plain if int(sample_id[8:11]) % 3 == 1}
+    trained.forget("client-1", label=1, machine=MACHINE)
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id not in of_class)
+    trained.forget("client-1", label=1, machine=MACHINE)
+    trained.forget("client-1", samples=sorted(of_class), machine=MACHINE)
+    assert [r.count for r in trained.ledger.requests()] == [len(of_class)] * 2
+    list(trained.unlearn(MACHINE))
+    assert trained.current().requests == ["R-0001", "R-0002"]
+    assert len(trained.files.gone(2)["client-1"]) == len(of_class)
+    assert trained.files.of_class("R-0001") is not None
+    trained.purge()
+    assert trained.files.of_class("R-0001") is None
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 def test_a_class_that_was_removed_counts_in_no_later_accuracy(
     tmp_path: Path, deleted: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from goldfish.data import Partition
@@ -76,16 +76,23 @@ class Registry:
         return key_of(self.salt, sample_id, client if self.own_data else None)
 
     def keys(
-        self, client: str, kind: Kind, content: Sequence[str], holdings: Holdings | None
+        self,
+        client: str,
+        kind: Kind,
+        content: Sequence[str],
+        holdings: Holdings | None,
+        seen: Collection[str] = (),
     ) -> set[str]:
-        """Return the keys that a request names; for a class, of the samples that are there.
+        """Return the keys that a request names.
 
-        Without ``holdings`` nobody here knows of which class a sample is.
+        For a class they are those that it was ``seen`` to name, and those that are there. Without
+        ``holdings`` nobody here knows of which class a sample is.
         """
         if kind == "samples":
             return {self.key(client, sample_id) for sample_id in content}
         if kind == "class":
-            return set() if holdings is None else holdings.of_class(client, int(content[0]))
+            there = () if holdings is None else holdings.of_class(client, int(content[0]))
+            return {*seen, *there}
         return set(self.manifest.clients[client])
 
     def check_samples(self, client: str, ids: Sequence[str], done: Sequence[Request]) -> None:
@@ -120,20 +127,26 @@ class Registry:
         requests: Sequence[Request],
         contents: Mapping[str, Sequence[str]],
         holdings: Holdings,
+        seen: Mapping[str, Collection[str]],
     ) -> Asked:
         """Turn requests of the ledger into those of the library.
 
         Requests that together take all that a client has are a leave. What is not in the data any
-        more must be asked for: a model would still know it.
+        more must be asked for: a model would still know it. ``seen`` is what requests for a class
+        were seen to name. One that was never seen to name any waits as long as the model knows
+        samples that are not there any more: they may be of the class.
         """
-        keys = {
-            r.id: self.keys(r.client, r.kind, contents[r.id], holdings) - self.gone[r.client]
-            for r in requests
-        }
+        missing = {c: holdings.missing(c) - self.gone[c] for c in self.manifest.clients}
+        keys = {}
+        for r in requests:
+            own = self.keys(r.client, r.kind, contents[r.id], holdings, seen.get(r.id, ()))
+            if own or r.kind != "class" or not missing[r.client]:
+                keys[r.id] = own - self.gone[r.client]
+        requests = [r for r in requests if r.id in keys]
         named: dict[str, set[str]] = {client: set() for client in self.manifest.clients}
         for request in requests:
             named[request.client] |= keys[request.id]
-        lost = {c: len(holdings.missing(c) - own - self.gone[c]) for c, own in named.items()}
+        lost = {client: len(missing[client] - own) for client, own in named.items()}
         if any(lost.values()):
             which = ", ".join(f"{count} of {client}" for client, count in lost.items() if count)
             raise DataError(
@@ -145,7 +158,8 @@ class Registry:
         for r in requests:
             if keys[r.id] and named[r.client] >= self.left(r.client):
                 by_request[r.id] = DeletionRequest(r.client)
+            elif keys[r.id] and keys[r.id] <= missing[r.client]:  # no client finds its class
+                by_request[r.id] = DeletionRequest(r.client, sample_ids=sorted(keys[r.id]))
             elif keys[r.id]:
                 by_request[r.id] = in_library(r, contents[r.id], keys[r.id])
-        missing = sum(len(keys[r.id] & holdings.missing(r.client)) for r in requests)
-        return Asked(by_request, keys, missing)
+        return Asked(by_request, keys, sum(len(keys[r.id] & missing[r.client]) for r in requests))

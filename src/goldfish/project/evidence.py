@@ -265,7 +265,10 @@ def headline(case: Case) -> str:
         return "A new model was made, but it lost much of its accuracy, and so it proves little."
     if request.state != "closed" or case.outstanding:
         return "The new model is there. Files that were made from the data are not all deleted yet."
-    return "Done: the model was replaced, and the files that were made from the data are deleted."
+    how = "the model was replaced"
+    if request.id not in case.after.requests:
+        how = "the model was free of the data already"
+    return f"Done: {how}, and the files that were made from the data are deleted."
 
 
 def asked(case: Case) -> list[str]:
@@ -300,7 +303,8 @@ def done(case: Case) -> list[str]:
         return ["No new model was made yet: the data is still in the one that is used."]
     if case.request.id not in after.requests:
         return [
-            f"Other requests had removed this data before: version {after.number} is free of it."
+            f"Version {after.number} was free of this data already: there was nothing left to "
+            "remove."
         ]
     old = f", which replaces version {after.parent}" if after.parent is not None else ""
     said = [

@@ -49,7 +49,8 @@ class ProjectFolder:
 
     ``goldfish.toml`` says what is trained; ``project.json`` and ``manifest.json`` what that was
     when it was trained, and who held what; ``versions/vN`` holds the models, each with the keys of
-    the samples that it is free of; ``work/vN`` what is being made.
+    the samples that it is free of; ``work/vN`` what is being made; ``requests`` the keys of the
+    samples that requests for a class name.
     """
 
     path: Path
@@ -124,6 +125,31 @@ class ProjectFolder:
                 f"{path}, which says what v{number} is free of, cannot be read ({error}). Put it "
                 "back from a backup."
             ) from error
+
+    def of_class(self, request: str) -> set[str] | None:
+        """Return the keys that a request for a class was seen to name, if it was seen."""
+        path = self._named(request)
+        if not path.exists():
+            return None
+        try:
+            return set(map(str, json.loads(path.read_bytes())))
+        except (OSError, ValueError, TypeError) as error:
+            raise StoreError(
+                f"{path}, which says what {request} names, cannot be read ({error}). Put it back "
+                "from a backup."
+            ) from error
+
+    def keep_class(self, request: str, keys: set[str]) -> None:
+        """Note what a request for a class names: it stays so, whatever becomes of the data."""
+        with private():
+            write_whole(self._named(request), json.dumps(sorted(keys)))
+
+    def forget_class(self, request: str) -> None:
+        """Delete what a request for a class names."""
+        remove(self._named(request))
+
+    def _named(self, request: str) -> Path:
+        return self.path / "requests" / f"{request}.json"
 
     @property
     def in_training(self) -> bool:

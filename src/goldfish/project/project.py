@@ -348,33 +348,46 @@ class Project:
             registry.check_samples(client, content, self.ledger.requests("measured", "closed"))
         elif label is not None:
             kind, content = "class", (str(label),)
-        pending = self.pending()
+            classes = self.files.pinned().classes
+            if label < 0 or 0 < classes <= label:
+                raise ConfigError(
+                    f"The model has no class {label}: it has 0 to {classes - 1}. Nothing was filed."
+                )
+        pending = [(other, self.ledger.content(other.id).ids) for other in self.pending()]
+        for other, asked in pending:
+            if (other.client, other.kind, asked) == (client, kind, content):
+                return other
         theirs = self.settings.members is not None  # then a client alone knows its classes
-        of_class = "class" in (kind, *(other.kind for other in pending)) and not theirs
+        of_class = "class" in (kind, *(other.kind for other, _ in pending)) and not theirs
         holdings = self.files.holdings(machine) if of_class else None
         unknown = theirs and kind == "class"
         keys = registry.keys(client, kind, content, holdings) & left
         if not keys and not unknown:
             raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
         named = {client: keys}
-        for other in pending:
-            of_other = self.ledger.content(other.id).ids
-            own = registry.keys(other.client, other.kind, of_other, holdings)
+        for other, asked in pending:
+            seen = self.files.of_class(other.id) or ()
+            own = registry.keys(other.client, other.kind, asked, holdings, seen)
             named[other.client] = named.get(other.client, set()) | own
         if registry.empties(named):
             raise ConfigError(
                 "With this request all data of all clients is asked for, and no model can be made "
                 "of none. Nothing was filed: delete the project's folder instead."
             )
-        return self.ledger.file(
-            client,
-            kind,
-            content,
-            count=None if unknown else len(keys),
-            reason=reason,
-            requested_at=requested_at,
-            due_days=self.settings.tables.requests.due_days,
-        )
+        with self.ledger.together():
+            known = {request.id for request in self.ledger.requests()}
+            filed = self.ledger.file(
+                client,
+                kind,
+                content,
+                count=None if unknown else len(keys),
+                reason=reason,
+                requested_at=requested_at,
+                due_days=self.settings.tables.requests.due_days,
+            )
+            if kind == "class" and not unknown and filed.id not in known:
+                self.files.keep_class(filed.id, keys)
+        return filed
 
     def plan(self, machine: Machine, methods: Sequence[str] = ()) -> ProjectPlan:
         """Say what each of these methods, or of all, would cost for the pending requests.
@@ -508,7 +521,10 @@ class Project:
                     self.ledger.move_artefact(artefact.path, state, rejected=True)
                 for artefact in before:
                     self.ledger.move_artefact(artefact.path, "current")
-                self._fail(rejected.requests, f"v{rejected.number} was rejected")
+                made = self.ledger.events(f"v{rejected.number}")[0].number
+                since = {e.subject for e in self.ledger.events() if e.number > made}
+                answered = [r.id for r in self.ledger.requests("measured") if r.id in since]
+                self._fail(answered, f"v{rejected.number} was rejected")
             remove(self.files.version(rejected.number))
         return self.current()
 
@@ -578,6 +594,8 @@ class Project:
                 self.ledger.move_artefact(artefact.path, "purged")
         done = self.ledger.requests("measured", "closed")
         self.ledger.forget_ids(*(request.id for request in done))
+        for request in done:
+            self.files.forget_class(request.id)
         if self._client_states():
             self._purge_clients(self._now(machine, engine).trained.federation)
         if not self.ledger.artefacts("quarantined"):  # here, or with a client
@@ -652,7 +670,11 @@ class Project:
                     f"{away[0].id} names. Try again when it is back."
                 )
             self._fail((r.id for r in away), "the client was not there")
-        return now.registry.resolve(requests, contents, holdings)
+            for r in requests:
+                if r.kind == "class" and self.files.of_class(r.id) is None:
+                    self.files.keep_class(r.id, known[r.client, int(contents[r.id][0])])
+        seen = {r.id: self.files.of_class(r.id) or () for r in requests}
+        return now.registry.resolve(requests, contents, holdings, seen)
 
     def _shards(self, registry: Registry, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
         """Return the shards of each client that hold what is removed; the first one is 1."""
