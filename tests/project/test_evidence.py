@@ -23,7 +23,7 @@ from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.experiments.client_setup import key_of
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.project.evidence import Pack, case_of, files_or_folders, headline, write_evidence
-from goldfish.project.ledger import Ledger
+from goldfish.project.ledger import CLIENT_STATE, Ledger
 from goldfish.project.project import Project
 from goldfish.project.signing import is_signed, new_key, read_key, read_public
 from goldfish.project.verification import verify_evidence
@@ -161,6 +161,27 @@ def test_a_rejected_model_is_none(made: Made) -> None:
     page = (made.pack().folder / "index.html").read_text()
     assert "Not done: v2 was rejected." in page
     assert "No new model was made yet" in page
+
+
+def test_a_pack_of_a_version_that_was_rejected_since_is_wrong(made: Made) -> None:
+    made.unlearn()
+    pack = made.pack()
+    assert "wrong" not in made.verify(pack.folder, ledger=made.folder / "ledger.db").values()
+    made.ledger.move("R-0001", "failed", reason="v2 was rejected")
+    found = made.verify(pack.folder, ledger=made.folder / "ledger.db")
+    (wrong,) = (told for told, state in found.items() if state == "wrong")
+    assert wrong.startswith("request: It was opened again on 20")
+    assert wrong.endswith(": v2 was rejected. Ask for a new pack.")
+
+
+def test_what_clients_deleted_on_their_own_disks_cannot_be_checked(made: Made) -> None:
+    held = {"clinic": made.ledger.manifest_digest("clinic", ["patient-0003", *IDS])}
+    made.ledger.add_artefact("clients/clinic/v1", CLIENT_STATE, version=1, manifests=held)
+    made.unlearn()
+    made.ledger.move_artefact("clients/clinic/v1", "purged")
+    made.purge()
+    found = made.verify(made.pack().folder, project=made.folder)
+    assert found["deleted by clients: On their own disks: 1 file or folder."] == "not checked"
 
 
 def test_a_pack_says_what_it_could_not_check(made: Made) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.project.conftest import MACHINE, make_project, write_data
 
-from goldfish.errors import ConfigError, DivergenceError, StoreError
+from goldfish.errors import ConfigError, DivergenceError, QuorumError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
 from goldfish.project import lineage
@@ -420,6 +420,57 @@ def test_an_interrupted_pass_goes_on_with_its_own_requests(trained: Project) -> 
     assert trained.current().requests == ["R-0001"]
     assert [r.id for r in trained.pending()] == [late.id]
     assert trained.ledger.verify() == []
+
+
+def test_an_interrupted_pass_starts_over_where_settings_were_changed(
+    trained: Project, tmp_path: Path
+) -> None:
+    """Its first rounds were made with other settings: the model would be neither's."""
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    steps = trained.unlearn(MACHINE, "goldfish-sprint")
+    assert [next(steps).round, next(steps).round] == [0, 1]
+    steps.close()  # type: ignore[attr-defined]
+    with (trained.folder / "goldfish.toml").open("a") as file:
+        file.write("[unlearning.goldfish-sprint]\nanneal_rounds = 3\n")
+    with Project.open(trained.folder) as changed:
+        told: list[str] = []
+        changed.tell = told.append
+        assert next(iter(changed.unlearn(MACHINE))).round == 0
+        assert told == ["Settings were changed: the interrupted pass starts over."]
+        list(changed.unlearn(MACHINE, "goldfish-sprint"))
+        assert changed.current().facts["settings"]["anneal_rounds"] == 3
+
+
+@pytest.mark.parametrize("method", [None, "goldfish-sprint"])
+def test_samples_that_are_deleted_in_the_middle_of_a_pass(
+    trained: Project, tmp_path: Path, method: str | None
+) -> None:
+    """Then "auto" goes on with retraining, and a method that was named gives up."""
+    removed = ids_of(trained, "client-1", 2)
+    trained.forget("client-1", samples=removed, machine=MACHINE)
+    steps = trained.unlearn(MACHINE, method)
+    assert [next(steps).round, next(steps).round] == [0, 1]
+    steps.close()  # type: ignore[attr-defined]
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id not in removed)
+    if method is not None:
+        with pytest.raises(ConfigError, match=r"2 of the samples .* --method retrain"):
+            list(trained.unlearn(MACHINE))
+        method = "retrain"
+    list(trained.unlearn(MACHINE, method))
+    assert (trained.current().made_by, trained.current().requests) == ("retrain", ["R-0001"])
+
+
+def test_a_client_that_is_not_there_may_leave(
+    trained: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked of it; a method that needs its help leaves its request open."""
+    trained.forget("client-2", machine=MACHINE)
+    monkeypatch.setattr("goldfish.experiments.engine.InProcess", OneAway)
+    with pytest.raises(QuorumError, match="the requests stay open"):
+        list(trained.unlearn(MACHINE, "gradient-ascent"))
+    list(trained.unlearn(MACHINE))
+    assert trained.current().made_by == "retrain"
+    assert [r.state for r in trained.ledger.requests()] == ["measured"]
 
 
 class OneAway(InProcess):

@@ -31,7 +31,7 @@ from goldfish.project.project import Project
             lambda p: p.forget("client-1", samples=[], machine=MACHINE),
             "names no sample. Nothing was filed",
         ),
-        (lambda p: p.forget("client-1", label=7, machine=MACHINE), "no sample of class 7"),
+        (lambda p: p.forget("client-1", label=7, machine=MACHINE), "The model has no class 7"),
         (lambda p: list(p.unlearn(MACHINE)), "No request waits"),
         (lambda p: p.adopt(p.folder / "none.pt", MACHINE), "has a model already"),
         (lambda p: Project.init(p.folder), "is a project already"),

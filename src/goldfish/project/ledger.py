@@ -61,6 +61,8 @@ NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
 """Where an artefact may go from each state: a quarantined one comes back if it was a mistake."""
 CLIENT_STATE = "client state"
 """The kind of an artefact that lies on a client's own disk: ``clients/ID/vN``."""
+CLIENTS = "clients"
+"""What the paths of these begin with."""
 MANIFEST_KEY, FORGOTTEN, AUDIT = "manifest key", "ids forgotten", "audit"
 
 _SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
@@ -143,7 +145,7 @@ class Artefact:
     @property
     def client(self) -> str:
         """The client that keeps it on its own disk; empty for what lies in the project."""
-        own = self.path.removeprefix("clients/").rpartition("/")[0]
+        own = self.path.removeprefix(f"{CLIENTS}/").rpartition("/")[0]
         return own if self.kind == CLIENT_STATE else ""
 
 

@@ -51,6 +51,7 @@ from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.holdings import Holdings, next_census
 from goldfish.project.ledger import (
     CLIENT_STATE,
+    CLIENTS,
     Artefact,
     ArtefactState,
     Kind,
@@ -93,6 +94,8 @@ class _Pass(Part):
     parent: int | None = None
     """The version that it starts from; None in a pass of an earlier Goldfish."""
     parent_sha256: str = ""
+    settings: str = ""
+    """A digest of the settings that it began with; empty in a pass of an earlier Goldfish."""
     tried: dict[str, Any] | None = None
     """What the fast method's model scored, where that was not good enough, or why it failed."""
     spent: Cost = Cost()
@@ -405,7 +408,7 @@ class Project:
             test=now.holdings.test.to(machine.device),
             seconds_per_sample=self.seconds_per_sample(),
         )
-        shards = self._shards(now.registry, asked.of_clients())
+        shards = self._shards(now, asked.of_clients())
         for request in self.ledger.requests("received"):
             self.ledger.move(request.id, "planned", advised=advice.method)
         return ProjectPlan(advice, shards, [a.path for a in self.ledger.artefacts("current")])
@@ -440,6 +443,7 @@ class Project:
                 for request in begun.requests:
                     self._advance(request, "running", method=begun.method)
                 try:
+                    _refuse_missing(todo, asked, begun.method)
                     work = bind(way.unlearn, own)
                     done = yield from recorded_phase(todo, work, rounds, evaluator, states)
                     lost = _lost(todo, done, asked)
@@ -469,6 +473,7 @@ class Project:
                 before=_measures(before),
                 base={"accuracy": base, "images": images},
                 tried={FAST: begun.tried} if begun.tried else {},
+                settings={"rounds": todo.rounds, **own.model_dump(mode="json")},
             )
             failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
             honoured = [r for r in asked.by_request if r not in failed]
@@ -482,7 +487,7 @@ class Project:
                 honoured=[d for d in leaves if d not in lost],
             )
             if way.prepare is not None or self.settings.tables.training.shards > 1:
-                facts["shards"] = self._shards(now.registry, removed)
+                facts["shards"] = self._shards(now, removed)
             if self.settings.on_flower:
                 facts["kept"] = _phases(now.version, todo, way, removed)
             gone = {c: keys | removed.get(c, set()) for c, keys in now.registry.gone.items()}
@@ -676,27 +681,36 @@ class Project:
         seen = {r.id: self.files.of_class(r.id) or () for r in requests}
         return now.registry.resolve(requests, contents, holdings, seen)
 
-    def _shards(self, registry: Registry, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
+    def _shards(self, now: _Now, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
         """Return the shards of each client that hold what is removed; the first one is 1."""
-        tables, own, touched = self.settings.tables, self.settings.own_training, {}
+        tables, own, touched = self.settings.tables, now.trained.method, {}
         for client, keys in removed.items():
-            ids = registry.manifest.clients[client]
+            ids = now.registry.manifest.clients[client]
             shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
             if own is not None and isinstance(
-                division := self.settings.of_method(own.name), SisaSettings
+                division := self.settings.of_method(own), SisaSettings
             ):
                 shard = {key: place_of(key, client, tables.seed, division)[0] for key in keys}
             touched[client] = sorted({shard[key] + 1 for key in keys})
         return touched
 
-    def _without_absent(self, asked: Asked, trained: Trained) -> Asked:
-        """Leave the requests of clients that are not there open, and end those that are done."""
+    def _without_absent(self, asked: Asked, now: _Now, method: str | None) -> Asked:
+        """Leave the requests of clients that are not there open, and end those that are done.
+
+        A client that leaves need not be there, unless the method asks for its help.
+        """
         for request in asked.done:
             self._advance(request, "measured", note="there was nothing left of it")
         if not asked.by_request:
             raise ConfigError("The newest model is free of all that is asked for.")
-        absent = set(file(trained.federation, asked.requests, trained.honoured))
-        away = [r for r, own in asked.by_request.items() if own.client_id in absent]
+        needed = self._todo(self._way(asked, now, method), now, asked, now.holdings.test).askers
+        absent = set(file(now.trained.federation, asked.requests, now.trained.honoured))
+        away = [
+            r
+            for r, own in asked.by_request.items()
+            if own.client_id in absent
+            and (deletion_kind(own) != "client" or own.client_id in needed)
+        ]
         self._fail(away, "the client was not there")
         left = {r: own for r, own in asked.by_request.items() if r not in away}
         if not left:
@@ -709,11 +723,18 @@ class Project:
     def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked]:
         """Return the pass that was interrupted, or a new one, and what it is to honour.
 
-        One that started from another version, which was rejected since, is discarded.
+        One that started from another version, which was rejected since, or with other settings is
+        discarded.
         """
         path, origin = folder / BEGUN, (now.version.number, now.version.sha256)
+        chosen = [self.settings.tables.unlearning.rounds, self.settings.methods]
+        settings = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
         begun = _Pass.begun(path) if path.exists() else None
         if begun is not None and (begun.parent, begun.parent_sha256) != origin:
+            remove(folder)
+            begun = None
+        if begun is not None and begun.settings not in ("", settings):
+            self.tell("Settings were changed: the interrupted pass starts over.")
             remove(folder)
             begun = None
         if begun is not None:
@@ -724,28 +745,35 @@ class Project:
                 )
             waiting = list(map(self.ledger.request, begun.requests))
             return begun, self._ask(waiting, now, begun=True)
-        asked = self._without_absent(self._ask(self.pending(), now), now.trained)
-        name = method or self.settings.tables.unlearning.method
-        if auto := name == AUTO:
-            leaves = any(deletion_kind(request) == "client" for request in asked.requests)
-            name = now.trained.method or (EXACT if leaves or asked.missing else FAST)
+        asked = self._without_absent(self._ask(self.pending(), now), now, method)
+        name = self._way(asked, now, method)
         begun = _Pass(
             method=name,
-            auto=auto and name == FAST,
+            auto=name == FAST and (method or self.settings.tables.unlearning.method) == AUTO,
             requests=list(asked.by_request),
             parent=now.version.number,
             parent_sha256=now.version.sha256,
+            settings=settings,
         )
-        self._todo(name, now, asked, now.holdings.test)  # or raise, before anything is noted
+        # It raises before anything is noted.
+        _refuse_missing(self._todo(name, now, asked, now.holdings.test), asked, name)
         begun.write(path)
         return begun, asked
+
+    def _way(self, asked: Asked, now: _Now, method: str | None) -> str:
+        """Return the method to take; ``method`` is the one that was asked for by name."""
+        name = method or self.settings.tables.unlearning.method
+        if name != AUTO:
+            return name
+        leaves = any(deletion_kind(request) == "client" for request in asked.requests)
+        return now.trained.method or (EXACT if leaves or asked.missing else FAST)
 
     def _todo(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> Plan:
         """Return how a method makes the next version; raise where it cannot do what is asked."""
         method, tables = method_named(name), self.settings.tables
         own = self.settings.of_method(name)
         refuse_training(now.trained, method, own)
-        todo = unlearning_plan(
+        return unlearning_plan(
             now.trained,
             asked.requests,
             method,
@@ -755,13 +783,6 @@ class Project:
             seed=tables.seed + now.version.number,  # each version has draws of its own
             test=test,
         )
-        if asked.missing and todo.askers:
-            raise ConfigError(
-                f"{asked.missing} of the samples that are to be forgotten are not in the data any "
-                f"more, and {name} must show them to the old model once more. Use a method that "
-                "starts anew: --method retrain."
-            )
-        return todo
 
     def _base_accuracy(self, now: _Now, images: int) -> float:
         """Return the accuracy of the last version that was trained, and not repaired.
@@ -827,7 +848,7 @@ class Project:
             if (history := self.files.version(number) / "history").exists():
                 others[self.files.name(history)] = "updates"
             if self.settings.on_flower:
-                others |= {f"clients/{client}/v{number}": CLIENT_STATE for client in manifests}
+                others |= {f"{CLIENTS}/{client}/v{number}": CLIENT_STATE for client in manifests}
             for path, kind in others.items():
                 self.ledger.add_artefact(path, kind, version=number, manifests=manifests)
             for request in requests:
@@ -835,6 +856,16 @@ class Project:
                 self._advance(request, "measured", measures=facts["measures"])
         remove(self.files.work(number))
         return version
+
+
+def _refuse_missing(todo: Plan, asked: Asked, method: str) -> None:
+    """Raise where a method needs samples that are not in the data any more."""
+    if asked.missing and todo.askers:
+        raise ConfigError(
+            f"{asked.missing} of the samples that are to be forgotten are not in the data any "
+            f"more, and {method} must show them to the old model once more. Use a method that "
+            "starts anew: --method retrain."
+        )
 
 
 def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:

@@ -25,7 +25,7 @@ from goldfish.project.evidence import (
     files_or_folders,
     sha256,
 )
-from goldfish.project.ledger import Ledger
+from goldfish.project.ledger import CLIENTS, Ledger
 from goldfish.project.signing import fingerprint, is_signed, read_public
 from goldfish.report.formatting import listing
 from goldfish.results import in_words
@@ -197,17 +197,32 @@ def _check_project(
         try:
             with Ledger.open(ledger, read_only=True) as opened:
                 problems = opened.verify(manifest.head)
+                if not problems:
+                    yield from _since(opened, manifest)
         except StoreError as error:
             problems = [str(error)]
         right = "Its events are one chain, and the pack's are among them."
         yield from _checked(what, problems, right)
-    if manifest.purged and project is None:
+    here = [name for name in manifest.purged if not name.startswith(f"{CLIENTS}/")]
+    if len(here) < len(manifest.purged):
+        theirs = files_or_folders(len(manifest.purged) - len(here))
+        yield Check("deleted by clients", "not checked", f"On their own disks: {theirs}.")
+    if here and project is None:
         yield Check("deleted files", "not checked", "The project is not at hand.")
-    elif manifest.purged and project is not None:
-        back = [name for name in manifest.purged if (project / name).exists()]
-        gone = files_or_folders(len(manifest.purged))
+    elif here and project is not None:
+        back = [name for name in here if (project / name).exists()]
+        gone = files_or_folders(len(here))
         again = [f"{name} is there again." for name in back]
         yield from _checked("deleted files", again, f"Not there any more: {gone}.")
+
+
+def _since(ledger: Ledger, manifest: Manifest) -> Iterator[Check]:
+    """Say whether a request was opened again after its pack was made: its version is rejected."""
+    later = [e for e in ledger.events(manifest.request) if e.number > manifest.head[0]]
+    failed = [event for event in later if event.kind == "failed"]
+    if manifest.model is not None and failed:
+        why = f"{failed[-1].facts['reason']}. Ask for a new pack."
+        yield Check("request", "wrong", f"It was opened again on {failed[-1].at[:10]}: {why}")
 
 
 def _checked(what: str, problems: Sequence[str], right: str) -> list[Check]:
