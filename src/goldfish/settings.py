@@ -112,7 +112,8 @@ class TrainingSettings(Settings):
     shard_mode: Literal["shared", "isolated"] = "shared"
     """Shared: shards start each round from the global model, as in the paper. Isolated: never."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the clients that take part in a round, drawn anew for each."""
+    """Share of the clients that take part in a round, drawn anew for each; clients that must take
+    part because they asked come on top."""
     quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the asked clients that must answer; below it the round is an error."""
 

@@ -285,11 +285,11 @@ def unlearning_plan(
     )
     if not plan.staying:
         raise ConfigError("No client has any data left: all of them leave with theirs.")
-    refuse_few(plan)
     method.check(plan, own)
     if method.needs_askers(plan, own):
         asking = {request.client_id for request in plan.new}
         plan = replace(plan, askers=[c for c in federation.client_ids if c in asking])
+    refuse_few(plan)
     return plan
 
 

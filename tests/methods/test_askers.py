@@ -122,7 +122,7 @@ def test_an_asker_that_fails_is_asked_again(
 def test_askers_are_drawn_in_every_round(
     make_clients: MakeClients, small_net: Net, name: str
 ) -> None:
-    """With a share of a third of six clients, two are drawn: the asker and one other."""
+    """Of the five others a third takes part beside the asker: two, others from round to round."""
     trained = trained_on(make_clients((20,) * 6), small_net, participation=0.34)
     asker = DeletionRequest("client-5", sample_ids=["c5-1"])
     plan = plan_for(trained, name, [asker], rounds=8)
@@ -131,6 +131,29 @@ def test_askers_are_drawn_in_every_round(
     assert len({clients[0] for clients in drawn}) > 1
     every = [DeletionRequest(f"client-{n}", class_label=1) for n in range(1, 7)]
     assert len(participants(plan_for(trained, name, every), 1)) == 6
+
+
+def test_askers_do_not_crowd_out_the_others(make_clients: MakeClients, small_net: Net) -> None:
+    """Three of eight clients ask, as many as the share would draw: two of the other five come."""
+    trained = trained_on(make_clients((20,) * 8), small_net, participation=0.375)
+    requests = [DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-1"]) for n in (1, 2, 3)]
+    plan = plan_for(trained, "goldfish-warm", requests, rounds=20)
+    drawn = [participants(plan, index) for index in range(1, 21)]
+    assert all(clients[:3] == ["client-1", "client-2", "client-3"] for clients in drawn)
+    assert all(len(clients) == 5 for clients in drawn)
+    assert {client for clients in drawn for client in clients} == set(plan.staying)
+
+
+def test_askers_count_among_the_votes_of_a_robust_mean(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    """A fifth of the others is one client: three in all with two askers, two with one."""
+    trained = trained_on(make_clients((20,) * 6), small_net)
+    asking = [DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-1"]) for n in (1, 2)]
+    few = trained.settings.model_copy(update={"aggregation": "median", "participation": 0.2})
+    assert len(participants(plan_for(trained, "goldfish-warm", asking, training=few), 1)) == 3
+    with pytest.raises(goldfish.ConfigError, match="and goldfish-warm has 2"):
+        plan_for(trained, "goldfish-warm", asking[:1], training=few)
 
 
 def test_every_stage_draws_other_clients(make_clients: MakeClients, small_net: Net) -> None:

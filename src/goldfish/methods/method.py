@@ -259,17 +259,17 @@ def not_honoured(
 
 
 def participants(plan: Plan, index: int) -> list[str]:
-    """Return the clients of a round: the askers that must be there, and others up to the share.
+    """Return the clients of a round: the askers that must be there, and the share of the others.
 
-    The others are drawn anew for each round and for each deletion.
+    The others are drawn anew for each round and for each deletion. The share is theirs alone:
+    askers who counted towards it would leave nobody else in the rounds.
     """
     staying = plan.staying
-    count = math.ceil(plan.training.participation * len(staying))
     draws = generator(plan.seed, "participation", index, len(plan.requests))
     order = [staying[place] for place in torch.randperm(len(staying), generator=draws).tolist()]
     askers = set(plan.askers).intersection(staying)
     others = [client_id for client_id in order if client_id not in askers]
-    chosen = {*askers, *others[: max(0, count - len(askers))]}
+    chosen = {*askers, *others[: math.ceil(plan.training.participation * len(others))]}
     return [client_id for client_id in staying if client_id in chosen]
 
 
@@ -406,7 +406,7 @@ def average(
 
 def refuse_few(plan: Plan) -> None:
     """Raise where a round has too few clients for a robust mean: two cannot outvote one."""
-    asked = math.ceil(plan.training.participation * len(plan.staying))
+    asked = len(participants(plan, 1))
     if plan.training.robust and asked < FEWEST_VOTES:
         raise ConfigError(
             f"aggregation = {plan.training.aggregation!r} needs {FEWEST_VOTES} clients in a round, "
