@@ -197,6 +197,26 @@ def test_a_request_for_all_that_a_client_has_is_its_leaving(
         goldfish.unlearn(trained, [EVERYTHING[how]], method=name, rounds=1, test=test_set)
 
 
+@pytest.mark.parametrize("name", NEED_ASKERS)
+def test_a_client_with_nothing_left_does_not_block_a_later_class(
+    make_clients: MakeClients, small_net: Net, test_set: TensorExamples, name: str
+) -> None:
+    """A class is asked of every client, also of one whose last class went before."""
+    clients = make_clients()
+    data = clients[2].retained
+    assert isinstance(data, TensorExamples)
+    one = TensorExamples(data.images, torch.ones(len(data), dtype=torch.int64), data.ids)
+    clients[2] = replace(clients[2], retained=one)
+    ones, twos = (
+        [DeletionRequest(client.id, class_label=label) for client in clients] for label in (1, 2)
+    )
+    trained = trained_on(clients, small_net)
+    without = goldfish.unlearn(trained, ones, method="retrain", rounds=1, test=test_set)
+    result = goldfish.unlearn(without, twos, method=name, rounds=1, test=test_set)
+    assert not result.not_honoured
+    assert largest_change(without.params, result.params) > 0
+
+
 def test_shared_shards_start_fresh_when_a_client_leaves(
     make_clients: MakeClients, small_net: Net, test_set: TensorExamples
 ) -> None:

@@ -76,7 +76,7 @@ def _weighs_by_error(plan: Plan, settings: GoldfishSettings) -> bool:
 def goldfish_step(task: Task[GoldfishSettings], client: Client, workspace: Workspace) -> Update:
     """Train the student on one client; with shards, on those that the deletion hit."""
     if task.context.warm:
-        check_asker(task, client)
+        check_asker(client)
     if len(client.retained) == 0:
         return nothing_to_learn(task)
     if task.training.shards > 1:

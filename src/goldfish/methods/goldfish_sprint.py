@@ -195,7 +195,7 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
     The removed data's part of the loss is a mean, as in the paper, which would push twenty samples
     as hard as two thousand. In the sprint a removed sample weighs as much as a remaining one.
     """
-    check_asker(task, client)
+    check_asker(client)
     settings, training, retained = task.settings, task.training, client.retained
     asked = 0 if client.removed is None else len(client.removed)
     if not len(retained) or (settings.steps and not asked):

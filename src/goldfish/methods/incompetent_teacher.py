@@ -76,7 +76,7 @@ def bad_teaching_step(
     """Train the student, one model without shards, on the client's remaining and removed data."""
     training = task.training
     retained, removed = client.retained, client.removed
-    check_asker(task, client)
+    check_asker(client)
     if len(retained) == 0:
         return nothing_to_learn(task)
     student = workspace.load("student", task.arrays["model"])

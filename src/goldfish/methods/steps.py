@@ -138,13 +138,14 @@ def refuse_missing(client: Client) -> None:
         )
 
 
-def check_asker(task: Task[Any], client: Client) -> None:
+def check_asker(client: Client) -> None:
     """Raise where a client cannot unteach the old model what it wants removed.
 
-    For methods that forget through their askers: they start from a model that knows the data.
+    For methods that forget through their askers: they start from a model that knows the data. A
+    client that had nothing left before has nothing to unteach.
     """
     refuse_missing(client)
-    if task.requests and len(client.retained) == 0:
+    if client.removed is not None and len(client.retained) == 0:
         raise ConfigError(
             f"This deletion takes all that {client.id} has, as if it left, so nobody is left to "
             "unteach the old model: file it as a request without samples and class, and use a "
