@@ -80,7 +80,7 @@ def test_the_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine:
         assert [v.number for v in project.ledger.versions()] == [1, 2, 3, 4]
         assert project.ledger.verify() == []
     assert re.search(r"R-0001: client-1, 60 samples\. Due on", "".join(said.values()))
-    assert "Nothing is wrong with this pack." in "".join(said.values())
+    assert "Nothing is wrong with this pack" in "".join(said.values())
     assert Path("lineage.png").exists()
 
 
