@@ -138,10 +138,10 @@ def test_both_teachers_travel_once(trained: goldfish.Trained) -> None:
     assert [r.cost.bytes_sent for r in result.rounds] == [12 * size, 6 * size, 6 * size]
 
 
-def test_a_client_without_remaining_data_has_nothing_to_learn(
+def test_a_client_that_had_nothing_left_before_has_nothing_to_learn(
     trained: goldfish.Trained, make_clients: MakeClients
 ) -> None:
-    client = removal.split(make_clients()[0], [DeletionRequest("client-1")])
+    client = removal.split(make_clients()[0], [], [DeletionRequest("client-1")])
     arrays, settings = {"model": trained.params}, IncompetentTeacherSettings()
     task = Task("client-1", BAD_TEACHING, arrays, settings, Context(phase="unlearning"))
     workspace = LocalWorkspace(trained.federation.model)
