@@ -1,11 +1,13 @@
 """Audits whose answers are known beforehand: is each model judged as it must be?
 
     python benchmarks/known_answers.py --datasets mnist cifar-10 --data-dir DIR
+    python benchmarks/known_answers.py --datasets mnist --class-label 3 --data-dir DIR
 
 Trains oracles, models that were trained with the removed samples, retrained ones, one at half of
-the step size and a half-trained one, and prints the verdict on each as a table. There is little
-data and a long training, so that single samples leave a trace: in all of MNIST they hardly do
-(docs/audit.md). The tests do the same with the embedded digits.
+the step size, one for half as long, one for twice as long and a half-trained one, and prints the
+verdict on each as a table. There is little data and a long training, so that single samples leave a
+trace: in all of MNIST they hardly do (docs/audit.md). With a class label this class is removed
+instead of three tenths of a client's samples. The tests do the same with the embedded digits.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import torch
 
 from goldfish.audits import AuditVerdict
 from goldfish.evaluation.attacks import likelihood_ratios, margins, true_positives
-from goldfish.evaluation.audit import Measured, audit_verdict
+from goldfish.evaluation.audit import Measured, audit_verdict, of_classes
 from goldfish.experiments.audit_models import STEP_SIZES
 from goldfish.experiments.config import parse_config
 from goldfish.experiments.engine import in_process
+from goldfish.experiments.evaluator import removed_classes
 from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.methods import Trained
 from goldfish.models import fresh_params
@@ -66,17 +69,24 @@ class Models:
     """Under seeds of their own, at the usual step size."""
     slower: Measured
     """Retrained at half of the step size."""
+    shorter: Measured
+    """Retrained for half as many rounds."""
+    longer: Measured
+    """Retrained for twice as many rounds."""
     half_trained: Measured
     """Retrained for one round of one epoch."""
     removed: Examples
     test: Examples
+    gone: Sequence[int]
+    """Classes of which no sample remains."""
 
     def verdict(
         self, unlearned: Sequence[Measured], oracles: Sequence[Measured] | None = None
     ) -> AuditVerdict:
         """Judge models beside the oracles, or others."""
         beside = self.oracles if oracles is None else oracles
-        return audit_verdict(unlearned, beside, self.removed.labels, self.test.labels, self.origins)
+        labels = (self.removed.labels, self.test.labels)
+        return audit_verdict(unlearned, beside, *labels, self.origins, self.gone)
 
     @property
     def at_random(self) -> Measured:
@@ -94,20 +104,23 @@ class Models:
         return true_positives(*likelihood_ratios(ours, oracles), 0.01).rate
 
 
-def make(dataset: str, machine: Machine) -> Models:
-    """Train the models: 12 oracles, 4 origins, 5 retrained ones, and two others."""
-    config = parse_config(SETTINGS[dataset])
+def make(dataset: str, machine: Machine, class_label: int | None = None) -> Models:
+    """Train the models: 12 oracles, 4 origins, 5 retrained ones, and four others."""
+    deletion = {} if class_label is None else {"deletion": {"class_label": class_label}}
+    config = parse_config({**SETTINGS[dataset], **deletion})
     usual = config.training
     scenario = build_scenario(config, machine)
     federation, workspace = in_process(scenario, machine, ""), LocalWorkspace(scenario.model)
     removed, test = scenario.removed, scenario.test
     if removed is None:
         raise SystemExit("The clients alone know their samples: nothing to audit here.")
+    gone = removed_classes(scenario)
+    counts = ~of_classes(test.labels, gone)
 
     def measured(params: Params) -> Measured:
         module = workspace.load("audit", params).module
         on_removed, on_test = predict(module, removed), predict(module, test)
-        right = (on_test.argmax(dim=1) == test.labels).double().mean().item()
+        right = (on_test.argmax(dim=1) == test.labels)[counts].double().mean().item()
         return Measured(
             margins(on_removed, removed.labels), margins(on_test, test.labels), 100 * right
         )
@@ -127,9 +140,12 @@ def make(dataset: str, machine: Machine) -> Models:
         [origin(seed) for seed in range(4)],
         [retrained(200 + seed) for seed in range(5)],
         retrained(300, 0.5),
+        retrained(302, rounds=max(1, usual.rounds // 2)),
+        retrained(303, rounds=2 * usual.rounds),
         retrained(301, rounds=1, local_epochs=1),
         removed,
         test,
+        gone,
     )
 
 
@@ -144,13 +160,15 @@ def table(models: Models) -> Iterator[str]:
         "half-trained": models.verdict([models.half_trained]),
         "untouched, compared with one oracle": models.verdict(models.origins, models.oracles[:1]),
         "retrained at half of the step size": models.verdict([models.slower]),
+        "retrained for half as long": models.verdict([models.shorter]),
+        "retrained for twice as long": models.verdict([models.longer]),
     }
-    yield "| model | memory | accuracy | verdict |"
-    yield "|---|---|---|---|"
+    yield "| model | memory | on unseen | accuracy | verdict |"
+    yield "|---|---|---|---|---|"
     for name, verdict in judged.items():
         told = [
             "" if value is None else f"{value.value:+.2f} ± {value.half:.2f}"
-            for value in (verdict.memory, verdict.accuracy)
+            for value in (verdict.memory, verdict.general, verdict.accuracy)
         ]
         yield f"| {name} | {' | '.join(told)} | *{verdict.word}* |"
     yield ""
@@ -165,12 +183,13 @@ def main() -> None:
     """Train, judge and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--datasets", nargs="+", default=list(SETTINGS), choices=SETTINGS)
+    parser.add_argument("--class-label", type=int, help="remove this class")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     machine = Machine(options.data_dir, options.device, compiled=options.device == "cpu")
     for dataset in options.datasets:
-        models = make(dataset, machine)
+        models = make(dataset, machine, options.class_label)
         samples = f"{len(models.removed)} removed and {len(models.test)} unseen samples"
         print(f"{dataset}, {samples}\n", *table(models), "", sep="\n", flush=True)
 

@@ -148,6 +148,65 @@ def test_removed_samples_of_a_class_without_unseen_ones_are_left_out() -> None:
     assert audit_verdict(surer, oracles, labels, LABELS, origins).word == "indistinguishable"
 
 
+def of_a_class(
+    count: int, seed: int, *, knows: float = 0.0, sure: float = 0.0, accuracy: float = 98.0
+) -> list[Measured]:
+    """Return models after class 3 was removed: 14 below the others, or ``knows`` of that less.
+
+    A model that is less ``sure`` is so of what it learned, and of what a 3 is not.
+    """
+    lift, threes = 14 * (knows - 1) - sure, (LABELS == 3).double()
+    return [
+        Measured(m.removed + lift, m.unseen + lift * threes + sure * (1 - threes), m.accuracy)
+        for m in made(count, seed, accuracy=accuracy)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "word", "part"),
+    [
+        ({"knows": 1.0}, "remembers", "of what origin remembers"),
+        ({"knows": 0.3}, "remembers", "Margins on samples of the removed classes"),
+        ({}, "indistinguishable", "within the noise of 8 oracles"),
+        ({"knows": -0.3}, "different", "Longer training does that as well."),
+        ({"sure": -2.0}, "different", "It cannot be told whether it remembers them."),
+        ({"sure": 2.0}, "different", "surer than retrained ones that samples of the"),
+        ({"sure": -2.0, "accuracy": 60.0}, "damaged", "It cannot be told whether"),
+        ({"knows": 1.0, "sure": -0.1}, "remembers", "of what origin remembers"),
+    ],
+)
+def test_a_class_that_is_gone_is_compared_with_oracles_alone(
+    model: dict[str, float], word: str, part: str
+) -> None:
+    """An untouched model knows unseen samples of the class as well as removed ones.
+
+    Beside unseen samples of the class nothing would stand out: the model that did nothing was
+    called indistinguishable.
+    """
+    removed = torch.full((REMOVED,), 3)
+    oracles, origins = of_a_class(8, 1), of_a_class(8, 9, knows=1.0)
+    found = audit_verdict(of_a_class(8, 7, **model), oracles, removed, LABELS, origins, [3])
+    assert (found.word, part in found.sentence) == (word, True), found.sentence
+
+
+def test_half_of_the_removed_samples_are_of_a_class_that_is_gone() -> None:
+    """They remember if either half does; unseen samples count as often as the other half does."""
+    removed = LABELS[:REMOVED].clone()
+    removed[::2] = 3
+    gone = (removed == 3).double()
+
+    def models(count: int, seed: int, threes: float = 0.0, others: float = 0.0) -> list[Measured]:
+        return [
+            Measured(m.removed + gone * threes + (1 - gone) * others, m.unseen, m.accuracy)
+            for m in made(count, seed)
+        ]
+
+    oracles, origins = models(8, 1), models(8, 9, threes=3.0, others=2.0)
+    for own, word in (((0, 0), "indistinguishable"), ((3, 0), "remembers"), ((0, 2), "remembers")):
+        found = audit_verdict(models(8, 7, *own), oracles, removed, LABELS, origins, [3])
+        assert found.word == word, found.sentence
+
+
 def test_what_models_of_another_kind_show_by_chance_is_no_verdict_on_removed_samples() -> None:
     """Models that are less sure of everything, of each sample by an amount of its own.
 

@@ -60,6 +60,16 @@ def test_the_attack_finds_what_is_learned_by_heart_and_nothing_else(models: Any)
     assert models.found(models.retrained) <= 0.03
 
 
+def test_a_class_that_is_gone(script: dict[str, Any]) -> None:
+    """Untouched models know its unseen samples as well as the removed ones."""
+    made = script["make"]("digits", Machine(workers=1, threads=1), 3)
+    assert set(made.removed.labels.tolist()) == {3} == set(made.gone)
+    for untouched in (made.origins, made.origins[:1]):
+        assert made.verdict(untouched).word == "remembers"
+    assert made.verdict(made.retrained).word == "indistinguishable"
+    assert made.verdict([made.half_trained]).word == "damaged"
+
+
 def test_the_table_has_a_row_for_each_answer(script: dict[str, Any], models: Any) -> None:
     rows = [line.strip("| ").split(" | ") for line in script["table"](models)]
     words = {row[0]: row[-1] for row in rows if row[0].startswith(("untouched", "half"))}

@@ -41,6 +41,15 @@ NOTHING_UNSEEN = (
     "test set that has these classes would do."
 )
 
+VISIBLE_SHARE, VISIBLE_OF_CLASS = 0.5, 0.2
+"""The share of origin's memory that must be visible, and that where whole classes are gone: a model
+that only guesses is half way between one that never saw a class and one that knows it."""
+
+AS_SURE = 6.0
+"""A model that is less sure of what it learned is less sure, too, that a sample is not of a class
+that it never saw: by up to so many times as much. Retrained models that were trained shorter than
+oracles were measured to show up to 3.2 times as much (docs/audit.md)."""
+
 ACCURACY_MARGIN = 1.0
 """Points of accuracy that may be lost before a model counts as damaged."""
 
@@ -148,15 +157,32 @@ def shifts(
     return mine, noise
 
 
-def comparable(removed_labels: Tensor, unseen_labels: Tensor) -> Tensor:
-    """Tell of each removed sample whether there are unseen ones of its class."""
-    return torch.isin(removed_labels, unseen_labels)
+def of_classes(labels: Tensor, classes: Sequence[int]) -> Tensor:
+    """Tell of each sample whether it is of one of these classes."""
+    return torch.isin(labels, torch.tensor(classes, dtype=labels.dtype))
 
 
-def class_weights(removed_labels: Tensor, unseen_labels: Tensor) -> Tensor:
-    """Weigh unseen samples so that each class has the weight it has among the removed ones."""
-    classes = int(max(removed_labels.max(), unseen_labels.max())) + 1
-    wanted = torch.bincount(removed_labels, minlength=classes).double()
+def comparable(removed_labels: Tensor, unseen_labels: Tensor, gone: Sequence[int] = ()) -> Tensor:
+    """Tell of each removed sample whether it can be judged: there are unseen ones of its class.
+
+    Classes that are ``gone`` as a whole need none.
+    """
+    return torch.isin(removed_labels, unseen_labels) | of_classes(removed_labels, gone)
+
+
+def class_weights(
+    removed_labels: Tensor, unseen_labels: Tensor, gone: Sequence[int] = ()
+) -> Tensor:
+    """Weigh unseen samples so that each class has the weight it has among the removed ones.
+
+    Those of classes that are ``gone`` weigh nothing. Where all removed samples are of such classes,
+    all others weigh the same.
+    """
+    rest = removed_labels[~of_classes(removed_labels, gone)]
+    if not len(rest):
+        return (~of_classes(unseen_labels, gone)).double()
+    classes = int(max(rest.max(), unseen_labels.max())) + 1
+    wanted = torch.bincount(rest, minlength=classes).double()
     present = torch.bincount(unseen_labels, minlength=classes).double()
     weights: Tensor = (wanted / present.clamp_min(1))[unseen_labels]
     return weights
@@ -173,6 +199,7 @@ def audit_verdict(
     removed_labels: Tensor,
     unseen_labels: Tensor,
     origins: Sequence[Measured] = (),
+    gone: Sequence[int] = (),
 ) -> AuditVerdict:
     """Say in words how models that unlearned compare with oracles.
 
@@ -180,9 +207,13 @@ def audit_verdict(
     margins beyond that of unseen samples of the same classes is a memory, or the trace of too much
     forgetting. A model that is a little less sure of everything is *different*.
 
+    ``gone`` are the classes of which no sample remains. Of these, oracles know unseen samples as
+    little as removed ones, and a model that still knows the class knows both: all of the shift on
+    its removed samples is a memory.
+
     ``origins`` are models that were trained with the samples and unlearned nothing. Their memory is
     what there was to forget: where it cannot be seen, its absence elsewhere is no evidence.
-    Removed samples of a class without unseen ones are left out.
+    Removed samples of a class without unseen ones are left out, unless the class is gone.
     """
     if not unlearned or len(oracles) < LEAST_ORACLES:
         return AuditVerdict(
@@ -190,11 +221,12 @@ def audit_verdict(
             sentence=f"{_number(len(oracles), 'oracle')} cannot show how much retrained models "
             f"differ among themselves: {LEAST_ORACLES} are the least.",
         )
-    known = comparable(removed_labels, unseen_labels)
+    known = comparable(removed_labels, unseen_labels, gone)
     if not bool(known.any()):
         return AuditVerdict(word="not enough evidence", sentence=NOTHING_UNSEEN)
     removed_labels = removed_labels[known]
-    weights = class_weights(removed_labels, unseen_labels)
+    weights = class_weights(removed_labels, unseen_labels, gone)
+    kept = kept_share(removed_labels, gone)
 
     def compared(models: Sequence[Measured]) -> Shifted:
         removed = [
@@ -205,10 +237,16 @@ def audit_verdict(
             shifts(removed[0], removed[1]),
             shifts(unseen[0], unseen[1], weights),
             (len(removed_labels), effective(weights)),
+            kept,
         )
 
     accuracy = difference([m.accuracy for m in unlearned], [m.accuracy for m in oracles])
     return verdict_on(compared(unlearned), accuracy, compared(origins) if origins else None)
+
+
+def kept_share(removed_labels: Tensor, gone: Sequence[int]) -> float:
+    """Return the share of the removed samples whose class is not gone."""
+    return 1 - of_classes(removed_labels, gone).double().mean().item()
 
 
 @dataclass(frozen=True)
@@ -221,12 +259,17 @@ class Shifted:
     """On unseen samples, weighed by class as the removed ones."""
     samples: tuple[float, float]
     """How many removed and unseen samples these are."""
+    kept: float = 1.0
+    """The share of the removed samples whose class has remaining samples: the others are compared
+    with oracles alone."""
 
     @property
     def beyond(self) -> tuple[list[float], list[float]]:
         """What removed samples show beyond unseen ones, one number a model, for both sides."""
         sides = zip(self.removed, self.unseen, strict=True)
-        ours, theirs = [(removed.mean - unseen.mean).tolist() for removed, unseen in sides]
+        ours, theirs = [
+            (removed.mean - self.kept * unseen.mean).tolist() for removed, unseen in sides
+        ]
         return ours, theirs
 
     @property
@@ -237,8 +280,9 @@ class Shifted:
         otherwise than the next: what their shifts vary beyond those of oracles is counted here.
         """
         squares = 0.0
-        for (ours, theirs), count in zip((self.removed, self.unseen), self.samples, strict=True):
-            squares += max(0.0, ours.variance - theirs.variance) / count
+        kinds = zip((self.removed, self.unseen), self.samples, (1.0, self.kept), strict=True)
+        for (ours, theirs), count, share in kinds:
+            squares += share**2 * max(0.0, ours.variance - theirs.variance) / count
         return math.sqrt(squares)
 
 
@@ -249,7 +293,7 @@ def verdict_on(shifted: Shifted, accuracy: Difference, origins: Shifted | None) 
     on_all, of_oracles = (side.mean.tolist() for side in shifted.unseen)
     general = difference(on_all, of_oracles)
     before = None if origins is None else difference(*origins.beyond, origins.error)
-    word, sentence = _judged(memory, general, accuracy, before)
+    word, sentence = _judged(memory, general, accuracy, before, shifted.kept)
     return AuditVerdict(
         word=word,
         sentence=sentence,
@@ -263,36 +307,54 @@ def verdict_on(shifted: Shifted, accuracy: Difference, origins: Shifted | None) 
 
 
 def _judged(
-    memory: Difference, general: Difference, accuracy: Difference, before: Difference | None
+    memory: Difference,
+    general: Difference,
+    accuracy: Difference,
+    before: Difference | None,
+    kept: float,
 ) -> tuple[AuditWord, str]:
     told = f"{memory.value:+.2f} ({INTERVAL} % interval {memory.low:+.2f} to {memory.high:+.2f})"
     noise = f"the noise of {_number(memory.oracles, 'oracle')}"
+    what = "removed samples" if kept else "samples of the removed classes"
+    sure = "less" if general.value < 0 else "more"
+    lost = ""
+    if accuracy.beyond_chance and accuracy.value <= -ACCURACY_MARGIN:
+        lost = (
+            f"Accuracy is {-accuracy.value:.2f} points below that of retrained models "
+            f"({INTERVAL} % interval {-accuracy.high:.2f} to {-accuracy.low:.2f})."
+        )
+    if kept < 1 and memory.beyond_chance and _less_sure(memory, general):
+        word: AuditWord = "different" if general.beyond_chance else "not enough evidence"
+        return "damaged" if lost else word, (
+            f"{lost} The model is less sure than retrained ones both of samples that it learned, "
+            f"by {-general.value:.2f} standard deviations of the margins, and that {what} are not "
+            f"of their classes, by {told}. It cannot be told whether it remembers them."
+        ).strip()
     if memory.beyond_chance and memory.value >= MEMORY_SHIFT:
         share = ""
         if before is not None and before.low > 0 and before != memory:
             left = 100 * memory.value / before.value
             share = f" This is {left:.0f} % of what origin remembers."
+        beyond = " more than margins on unseen samples" if kept == 1 else ""
         return "remembers", (
-            f"Margins on removed samples are above those of retrained models by {told} standard "
-            f"deviations more than margins on unseen samples: outside of {noise}.{share}"
+            f"Margins on {what} are above those of retrained models by {told} standard "
+            f"deviations{beyond}: outside of {noise}.{share}"
         )
     worse = ""
     if memory.beyond_chance and memory.value <= -MEMORY_SHIFT:
         worse = (
             f"Removed samples are treated worse than unseen ones, by {told} standard deviations of "
             "their margins: that itself tells who was removed."
+            if kept == 1
+            else f"The model is surer than retrained ones that {what} are not of their classes, by "
+            f"{told} standard deviations of the margins. Longer training does that as well."
         )
-    if accuracy.beyond_chance and accuracy.value <= -ACCURACY_MARGIN:
-        lost = (
-            f"Accuracy is {-accuracy.value:.2f} points below that of retrained models "
-            f"({INTERVAL} % interval {-accuracy.high:.2f} to {-accuracy.low:.2f})."
-        )
+    if lost:
         return "damaged", f"{lost} {worse}".strip()
     if worse:
-        return "over-forgets", worse
-    unjudged = _unjudged(memory, before)
+        return "over-forgets" if kept == 1 else "different", worse
+    unjudged = _unjudged(memory, before, VISIBLE_SHARE if kept == 1 else VISIBLE_OF_CLASS)
     if general.beyond_chance and abs(general.value) >= GENERAL_SHIFT:
-        sure = "less" if general.value < 0 else "more"
         right = ""
         if accuracy.beyond_chance:
             side = "below" if accuracy.value < 0 else "above"
@@ -300,10 +362,11 @@ def _judged(
         beside = (
             f"It cannot be told whether it remembers. {unjudged}"
             if unjudged
-            else "Removed samples do not stand out."
+            else f"{what.capitalize()} do not stand out."
         )
+        those = "all samples" if kept else "samples of the remaining classes"
         return "different", (
-            f"The model is {sure} sure of all samples than retrained ones, by "
+            f"The model is {sure} sure of {those} than retrained ones, by "
             f"{abs(general.value):.2f} standard deviations of the margins ({INTERVAL} % interval "
             f"{general.low:+.2f} to {general.high:+.2f}).{right} {beside}"
         )
@@ -312,9 +375,18 @@ def _judged(
     return "indistinguishable", f"Indistinguishable from retraining within {noise}."
 
 
-def _unjudged(memory: Difference, before: Difference | None) -> str:
+def _less_sure(memory: Difference, general: Difference) -> bool:
+    """Tell whether a shift on classes that are gone is one of how sure the model is of everything.
+
+    The two go opposite ways: a model that is less sure has lower margins on what it learned, and
+    higher ones on a class that it never saw.
+    """
+    return general.value <= -GENERAL_SHIFT and 0 < memory.value <= -AS_SURE * general.value
+
+
+def _unjudged(memory: Difference, before: Difference | None, share: float) -> str:
     """Say why a memory could not be seen, and what would show it; nothing where it could."""
-    visible = VISIBLE_SHIFT if before is None else before.value / 2
+    visible = VISIBLE_SHIFT if before is None else share * before.value
     if before is not None and (before.low <= 0 or visible < MEMORY_SHIFT):
         told = (
             "Even origin, which was trained on the removed samples, can hardly be told from models "

@@ -321,14 +321,15 @@ class _Work:
         oracles = models[ORACLE]
         first, second = oracles[::2], oracles[1::2]
         labels = (self._removed.labels.cpu(), self._unseen.labels.cpu())
-        alone = len(self._removed) - int(comparable(*labels).sum())
+        gone = self._made.evaluator.removed_classes
+        alone = len(self._removed) - int(comparable(*labels, gone).sum())
         left_out = f"No unseen sample has the class of {alone} of the removed ones: left out."
         binned = tier == "full" and len(second) >= KLOM_MODELS
         methods = {}
         for name, own in models.items():
             if name == ORACLE or not oracles:
                 continue
-            verdict = audit_verdict(own, oracles, *labels, models[ORIGIN])
+            verdict = audit_verdict(own, oracles, *labels, models[ORIGIN], gone)
             verdict = with_places(verdict, name, result, quick[name].harm)
             methods[name] = AuditedMethod(
                 **verdict.model_dump(),

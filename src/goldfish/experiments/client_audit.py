@@ -22,6 +22,7 @@ from goldfish.evaluation.audit import (
     comparable,
     difference,
     effective,
+    kept_share,
     shifts,
     verdict_on,
 )
@@ -80,13 +81,14 @@ def audit_by_clients(
     )
     if not oracles:
         return found
-    if not bool(comparable(removed, labels).any()):
+    gone = made.evaluator.removed_classes
+    if not bool(comparable(removed, labels, gone).any()):
         untold = f"No client tells of removed samples. {' '.join(witnesses.notes)}".strip()
         nothing = AuditedMethod(
             word="not enough evidence", sentence=NOTHING_UNSEEN if len(removed) else untold
         )
         return found.model_copy(update={"methods": dict.fromkeys(own, nothing)})
-    weights = class_weights(removed, labels)
+    weights = class_weights(removed, labels, gone)
     of_oracles = torch.stack([unseen[name] for name in oracles])
 
     def told_of(*names: str) -> Shifts:
@@ -97,6 +99,7 @@ def audit_by_clients(
             (told_of(name), told_of(*oracles)),
             shifts(unseen[name].unsqueeze(0), of_oracles, weights),
             (len(removed), effective(weights)),
+            kept_share(removed, gone),
         )
 
     methods = {}

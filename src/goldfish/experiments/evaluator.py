@@ -28,7 +28,9 @@ class Evaluator:
         self.clean_removed = None if removed is None else chosen(removed, scenario.plain)
         """The removed samples that carry no trigger, if there are any to be seen here."""
         self._labels = scenario.test.labels.cpu()
-        self._removed_classes = torch.tensor(removed_classes(scenario), dtype=torch.long)
+        self.removed_classes = removed_classes(scenario)
+        """Classes of removed samples that no remaining training sample has."""
+        self._removed_classes = torch.tensor(self.removed_classes, dtype=torch.long)
         self._of_removed_class = torch.isin(self._labels, self._removed_classes)
         absent = torch.tensor(scenario.absent, dtype=torch.long)
         self._remaining = ~(self._of_removed_class | torch.isin(self._labels, absent))

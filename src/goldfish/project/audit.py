@@ -58,7 +58,8 @@ def audit(project: Project, machine: Machine, amount: int = ORACLES) -> Iterator
         engine = partial(project.engine, replace(free, clients=rest, setups=setups), machine)
         models = [load_checkpoint(project.written(v)).params for v in (before, version)]
         folder = project.files.version(before.number)
-        compared = (Evaluator(scenario, machine.device), removed, unseen)
+        evaluator = Evaluator(scenario, machine.device)
+        compared = (evaluator, removed, unseen)
         oracles = []
         for number in range(1, amount + 1):
             yield Progress(phase=ORACLE, round=number - 1, rounds=amount)
@@ -71,10 +72,10 @@ def audit(project: Project, machine: Machine, amount: int = ORACLES) -> Iterator
             for place, params in enumerate(models)
         )
         labels = (removed.labels.cpu(), unseen.labels.cpu())
-        found = audit_verdict([own], oracles, *labels, [origin])
+        found = audit_verdict([own], oracles, *labels, [origin], evaluator.removed_classes)
         facts = {
             **found.model_dump(exclude={"models", "oracles"}),
-            "removed": int(comparable(*labels).sum()),
+            "removed": int(comparable(*labels, evaluator.removed_classes).sum()),
             "unseen": len(unseen),
             "oracles": amount,
         }
