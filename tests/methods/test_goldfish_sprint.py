@@ -184,10 +184,15 @@ def test_who_has_nothing_of_a_removed_class_has_no_part_in_the_sprint(
 def test_a_sprint_is_at_most_a_tenth_of_the_training(
     make_clients: MakeClients, small_net: Net
 ) -> None:
-    """Ten epochs of client-1's 30 samples are 40 steps of 8: its sprint takes 4 steps, not 30."""
+    """Ten epochs of client-1's 30 samples are 40 steps of 8: its sprint takes 4 steps, not 30.
+
+    A client that took part in half of the rounds took half of these: its sprint takes 2.
+    """
     trained = train(make_clients, small_net, rounds=5, local_epochs=2)
     assert sprint(trained, anneal_rounds=1).rounds[0].cost.steps == 4
     assert sprint(trained, anneal_rounds=1, sprint_steps=3).rounds[0].cost.steps == 3
+    half = train(make_clients, small_net, rounds=5, local_epochs=2, participation=0.5)
+    assert sprint(half, anneal_rounds=1).rounds[0].cost.steps == 2
 
 
 def test_the_gain_stretches_the_change_of_the_sprint(

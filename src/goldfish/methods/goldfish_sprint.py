@@ -133,13 +133,14 @@ def unlearn(plan: Plan, settings: GoldfishSprintSettings) -> Iterator[Round]:
 
 def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Params) -> Round:
     """Let the askers train: all of them in the first turn, those that still remember in others."""
+    before = plan.origin.settings
     share = 1.0 if index == 1 else FURTHER
     unseen = plan.server.class_losses(params) if index > 1 and plan.server is not None else ()
     told = _told(
         settings,
         mu_d=settings.mu_d,
         steps=math.ceil(share * settings.sprint_steps),
-        epochs=LONGEST * plan.origin.settings.rounds * plan.origin.settings.local_epochs,
+        epochs=LONGEST * before.participation * before.rounds * before.local_epochs,
         removed_passes=share * settings.sprint_passes,
         unseen_losses=unseen,
     )
