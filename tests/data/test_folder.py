@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,18 @@ def test_an_image_folder_has_sorted_classes_and_relative_ids(tmp_path: Path) -> 
     assert list(data.test.ids) == ["cat/t.png"]
     assert data.test.labels.tolist() == [1]
     assert (data.train.mean, data.train.std) == ((0.5,), (0.5,))
+
+
+def test_given_classes_keep_their_numbers_whatever_is_there(tmp_path: Path) -> None:
+    shutil.rmtree(write_images(tmp_path) / "train" / "ant")
+    (tmp_path / "test" / "bee").mkdir()
+    data = load("image-folder", path=tmp_path, class_names=("ant", "bee", "cat"))
+    assert data.class_names == ("ant", "bee", "cat")
+    assert data.train.labels.tolist() == [2, 2]
+    for image in (tmp_path / "train" / "cat").iterdir():
+        image.unlink()
+    with pytest.raises(DataError, match=r"train: has no images"):
+        load("image-folder", path=tmp_path, class_names=("ant", "bee", "cat"))
 
 
 def test_one_colour_image_makes_all_of_them_rgb(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from goldfish.errors import StoreError
-from goldfish.experiments.config import parse_config
+from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.experiments.seeds import run_seeds
@@ -252,24 +252,30 @@ def test_other_deletions(
         assert result["methods"]["retrain"]["final"]["per_class"][4] == 0
 
 
-def test_a_lost_file_of_ids_and_deleted_samples_do_not_block_a_resumed_run(tmp_path: Path) -> None:
-    """Who holds what and who asks for what is stored with the run, and the bits stay the same."""
+def named_samples(folder: Path, **deletion: Any) -> tuple[Config, dict[str, Any]]:
+    """Write 60 samples of 3 classes with names; return a run on them, and their arrays."""
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 255, (90, 6, 6, 1)).astype(np.uint8)
     data: dict[str, Any] = {"x_train": pixels[:60], "y_train": np.arange(60) % 3}
     data |= {"x_test": pixels[60:], "y_test": np.arange(30) % 3}
     data["ids_train"] = np.array([f"p{n}" for n in range(60)])
-    np.savez(tmp_path / "data.npz", **data)
-    (tmp_path / "ids.txt").write_text("p3\np17\np21\n")
+    np.savez(folder / "data.npz", **data)
     config = parse_config(
         {
-            "data": {"name": "npz", "path": str(tmp_path / "data.npz"), "clients": 2},
+            "data": {"name": "npz", "path": str(folder / "data.npz"), "clients": 2},
             "model": {"name": "mlp", "options": {"hidden": 8}},
             "training": {"rounds": 2, "batch_size": 10, "shards": 2, "shard_mode": "isolated"},
-            "deletion": {"samples": str(tmp_path / "ids.txt")},
+            "deletion": deletion,
             "unlearning": {"methods": ["retrain"], "rounds": 3},
         }
     )
+    return config, data
+
+
+def test_a_lost_file_of_ids_and_deleted_samples_do_not_block_a_resumed_run(tmp_path: Path) -> None:
+    """Who holds what and who asks for what is stored with the run, and the bits stay the same."""
+    (tmp_path / "ids.txt").write_text("p3\np17\np21\n")
+    config, data = named_samples(tmp_path, samples=str(tmp_path / "ids.txt"))
     machine = Machine(threads=1)
     for _ in run_experiment(config, tmp_path / "whole", machine):
         pass
@@ -292,6 +298,22 @@ def test_a_lost_file_of_ids_and_deleted_samples_do_not_block_a_resumed_run(tmp_p
         pass
     assert checkpoints_of(tmp_path / "run") == checkpoints_of(tmp_path / "whole")
     assert result_of(tmp_path / "run")["deletion"]["requests"]
+
+
+def test_a_run_goes_on_when_all_samples_of_the_removed_class_are_deleted(tmp_path: Path) -> None:
+    """The model keeps its three outputs, though the data has two classes now."""
+    config, data = named_samples(tmp_path, class_label=2)
+    machine = Machine(threads=1)
+    list(run_experiment(config, tmp_path / "whole", machine))
+    for step in (steps := run_experiment(config, tmp_path / "run", machine)):
+        if (step.phase, step.round) == ("retrain", 1):
+            break
+    steps.close()  # type: ignore[attr-defined]
+    kept = {split: data[f"y_{split}"] < 2 for split in ("train", "test")}
+    left = {name: array[kept[name.partition("_")[2]]] for name, array in data.items()}
+    np.savez(tmp_path / "data.npz", **left)
+    list(run_experiment(config, tmp_path / "run", machine, resume=True))
+    assert checkpoints_of(tmp_path / "run") == checkpoints_of(tmp_path / "whole")
 
 
 def test_several_seeds_go_on_without_the_file_of_ids(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.project.conftest import MACHINE, make_project, write_data
 
-from goldfish.errors import ConfigError, DivergenceError, QuorumError, StoreError
+from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
 from goldfish.federation import InProcess
 from goldfish.params import digest
 from goldfish.project import lineage
@@ -335,14 +336,44 @@ def test_the_highest_class_may_be_deleted_from_the_data_once_it_is_removed(
         assert project.current().requests == [project.ledger.requests()[-1].id]
 
 
+def test_classes_keep_their_numbers_when_the_folder_of_one_is_deleted(tmp_path: Path) -> None:
+    """Class 1 is "bee" also without the folder of "ant": --class 1 must not reach for "cat"."""
+    with make_project(tmp_path / "project") as project:
+        path = project.folder / "goldfish.toml"
+        path.write_text(path.read_text().replace('"npz"', '"image-folder"'))
+        path.write_text(path.read_text().replace("data.npz", "images"))
+    data = np.load(tmp_path / "data.npz")
+    for split in ("train", "test"):
+        for place, (image, label) in enumerate(
+            zip(data[f"x_{split}"], data[f"y_{split}"], strict=True)
+        ):
+            folder = tmp_path / "images" / split / ("ant", "bee", "cat")[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{place:03}.png")
+    with Project.open(project.folder) as project:
+        list(project.train(MACHINE))
+        bees = project.files.holdings(MACHINE).of_class("client-1", 1)
+        for client in project.samples(MACHINE):
+            project.forget(client, label=0, machine=MACHINE)
+        list(project.unlearn(MACHINE))
+        for split in ("train", "test"):
+            shutil.rmtree(tmp_path / "images" / split / "ant")
+        project.forget("client-1", label=1, machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        assert project.files.gone(3)["client-1"] - project.files.gone(2)["client-1"] == bees
+        (tmp_path / "images" / "train" / "dog").mkdir()
+        with pytest.raises(DataError, match="dog: the federation has no such class, but ant, bee"):
+            project.forget("client-2", label=1, machine=MACHINE)
+
+
 def test_a_project_that_does_not_say_how_many_classes_it_has_goes_by_its_data(
     trained: Project,
 ) -> None:
-    """As those of earlier versions, which go on."""
+    """As those of earlier versions, some of which kept a count of them."""
     path = trained.folder / "project.json"
     found = json.loads(path.read_text())
-    assert found.pop("classes") == 3
-    path.write_text(json.dumps(found))
+    assert found.pop("class_names") == ["0", "1", "2"]
+    path.write_text(json.dumps(found | {"classes": 3}))
     trained.forget("client-1", label=1, machine=MACHINE)
     list(trained.unlearn(MACHINE))
     assert trained.current().number == 2

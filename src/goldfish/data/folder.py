@@ -32,18 +32,23 @@ def read_image_folder(
 ) -> tuple[list[RawSplit], tuple[str, ...]]:
     """Read ``path/SPLIT/CLASS/*`` of each split; return them and the class names.
 
-    ``class_names`` are those of all machines, in order; by default those of the first split.
+    ``class_names`` are those of all machines, in order; by default those of the first split. Of
+    named classes there may be no images here.
     """
-    names = _class_names(path / splits[0]) if class_names is None else tuple(class_names)
+    folders = {split: _class_folders(path / split) for split in splits}
+    names = folders[splits[0]] if class_names is None else tuple(class_names)
     for split in splits:
-        strange = set(_class_names(path / split)) - set(names)
+        strange = set(folders[split]) - set(names)
         if strange:
             place = path / split / min(strange)
             if class_names is None:
                 raise DataError(f"{place}: this class has no folder in {path / splits[0]}.")
             known = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
             raise DataError(f"{place}: the federation has no such class, but {known}.")
-    files = [_image_files(path / split) for split in splits]
+    files = [
+        _image_files(path / split, folders[split], may_be_empty=class_names is not None)
+        for split in splits
+    ]
     images = torch.from_numpy(_stack([file for part in files for file in part]))
     parts = [
         RawSplit(
@@ -107,7 +112,7 @@ def _npz_arrays(path: Path, needed: Sequence[str]) -> dict[str, npt.NDArray[np.g
     return arrays
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
+def _class_folders(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         raise DataError(
             f"{folder} is missing. An image folder holds train/CLASS/*.png and test/CLASS/*.png."
@@ -118,13 +123,15 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     return names
 
 
-def _image_files(folder: Path) -> list[Path]:
+def _image_files(folder: Path, names: Sequence[str], *, may_be_empty: bool) -> list[Path]:
     files = []
-    for name in _class_names(folder):
+    for name in names:
         found = sorted(f for f in (folder / name).iterdir() if f.suffix.lower() in SUFFIXES)
-        if not found:
+        if not found and not may_be_empty:
             raise DataError(f"{folder / name}: has no images ({', '.join(SUFFIXES)}).")
         files += found
+    if not files:
+        raise DataError(f"{folder}: has no images ({', '.join(SUFFIXES)}).")
     return files
 
 

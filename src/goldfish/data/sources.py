@@ -39,17 +39,24 @@ class Availability:
     missing: tuple[str, ...] = ()
 
 
-def load(name: str, data_dir: Path | None = None, *, path: Path | None = None) -> LabelledData:
+def load(
+    name: str,
+    data_dir: Path | None = None,
+    *,
+    path: Path | None = None,
+    class_names: Sequence[str] | None = None,
+) -> LabelledData:
     """Load a dataset into memory.
 
     ``digits`` comes with scikit-learn. ``mnist``, ``fashion-mnist``, ``cifar-10`` and
     ``cifar-100`` are read from ``data_dir``, by default ``$GOLDFISH_DATA``. ``image-folder`` and
-    ``npz`` are your own data at ``path``.
+    ``npz`` are your own data at ``path``; their classes are ``class_names``, in order, where they
+    are given: a class of which all samples were deleted keeps its place.
     """
     if name in FORMATS:
         if path is None:
             raise ConfigError(f"The dataset {name!r} needs a path: where your data is.")
-        (first, second), names = FORMATS[name](path, ("train", "test"), None)
+        (first, second), names = FORMATS[name](path, ("train", "test"), class_names)
         return LabelledData(name, _own(first), _own(second), len(names), names)
     if name not in DATASETS:
         known = (*DATASETS, *FORMATS)

@@ -107,7 +107,8 @@ def shared_examples(
             f"{setup.client_id} reads only what its own node-config names: start its node with "
             f'path="...", where the data ({setup.dataset}) lies there.'
         )
-    train = load(setup.dataset or "", data_dir, path=path if setup.path else None).train
+    own = path if setup.path else None
+    train = load(setup.dataset or "", data_dir, path=own, class_names=setup.class_names).train
     if setup.salt is not None:
         return left_of(setup, with_keys(train, setup.salt))
     if setup.poisoned:

@@ -143,6 +143,8 @@ class _Filed:
     """Those of them that carry the trigger."""
     canaries: Mapping[str, int] = field(default_factory=dict)
     """Those of them that have a wrong label, and which."""
+    class_names: Sequence[str] | None = None
+    """The classes of the data when the run began; None in a run of an earlier Goldfish."""
 
 
 def build_scenario(config: Config, machine: Machine, run: Path | None = None) -> Scenario:
@@ -154,7 +156,8 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
     filed = None if run is None else _read_filed(run)
     if config.data.members is not None:
         return _members_scenario(config, machine, config.data.members, filed)
-    data = load_data(config.data, config.seed, machine.data_dir)
+    known = None if filed is None else filed.class_names
+    data = load_data(config.data, config.seed, machine.data_dir, known)
     model = _model(config, data.train, data.class_names)
     if run is not None and filed is not None:
         partition = _read_partition(run)
@@ -171,6 +174,7 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
         shards = config.training.shards if config.deletion.by_shard else None
         chooser = _Chooser(partition, data.train, config.seed, shards)
         filed = chooser.choose_all(config.deletion, backdoor)
+        filed = replace(filed, class_names=data.class_names)
     position_of = {sample_id: position for position, sample_id in enumerate(data.train.ids)}
     missing = [sample_id for sample_id in filed.holders if sample_id not in position_of]
     holders = {i: client_id for i, client_id in filed.holders.items() if i in position_of}
@@ -215,10 +219,18 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
     )
 
 
-def load_data(settings: DataSettings, seed: int, data_dir: Path | None) -> LabelledData:
-    """Load the data that the settings name, or what they want of it."""
+def load_data(
+    settings: DataSettings,
+    seed: int,
+    data_dir: Path | None,
+    class_names: Sequence[str] | None = None,
+) -> LabelledData:
+    """Load the data that the settings name, or what they want of it.
+
+    ``class_names`` are the classes that the data had at first, where that is known.
+    """
     path = None if settings.path is None else Path(settings.path)
-    data = load(settings.name, data_dir, path=path)
+    data = load(settings.name, data_dir, path=path, class_names=class_names)
     return replace(
         data,
         train=_draw(data.train, settings.limit_train, seed, "train"),
@@ -227,11 +239,14 @@ def load_data(settings: DataSettings, seed: int, data_dir: Path | None) -> Label
 
 
 def load_test(
-    settings: DataSettings, data_dir: Path | None
+    settings: DataSettings, data_dir: Path | None, class_names: Sequence[str] | None = None
 ) -> tuple[TensorExamples, tuple[str, ...]]:
-    """Load the server's test set, with the names of the classes, where members have the rest."""
+    """Load the server's test set, with the names of the classes, where members have the rest.
+
+    ``class_names`` are those that it had at first, where that is known.
+    """
     if settings.path is not None:
-        return load_half(settings.name, Path(settings.path), "test")
+        return load_half(settings.name, Path(settings.path), "test", class_names)
     data = load(settings.name, data_dir)
     return data.test, data.class_names
 
@@ -280,7 +295,8 @@ def _members_scenario(
             "deletion: backdoor_target, clean_rate and canaries choose and change samples, and the "
             "data of data.members is out of reach: leave them out."
         )
-    test, class_names = load_test(config.data, machine.data_dir)
+    known = None if filed is None else filed.class_names
+    test, class_names = load_test(config.data, machine.data_dir, known)
     model = _model(config, test, class_names)
     for what in (config.deletion, *config.deletion.then):
         if what.class_label is not None and what.class_label >= len(class_names):
@@ -289,7 +305,7 @@ def _members_scenario(
                 f"{len(class_names)}, counted from 0."
             )
     nothing = select(test, torch.empty(0, dtype=torch.long))
-    filed = filed or _Filed(_members_stages(config, members), {}, [])
+    filed = filed or _Filed(_members_stages(config, members), {}, [], class_names=class_names)
     return Scenario(
         clients=[Client(name, nothing) for name in members],
         model=model.factory(),

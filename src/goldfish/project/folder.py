@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import model_validator
+
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
 from goldfish.experiments.engine import EngineFactory
@@ -37,10 +39,16 @@ class Pinned(Part):
     settings: dict[str, Any]
     data: str | None
     """A digest of the data, where ids are positions in it."""
-    classes: int = 0
-    """How many classes the model has; 0 in a project of an earlier Goldfish."""
+    class_names: tuple[str, ...] = ()
+    """The classes of the model, in order; none in a project of an earlier Goldfish."""
 
     remedy: ClassVar[str] = "Put it back from a backup."
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_earlier_goldfish(cls, found: dict[str, Any]) -> dict[str, Any]:
+        """Leave out what one kept in place of the names: how many there are."""
+        return {name: value for name, value in found.items() if name != "classes"}
 
 
 @dataclass(frozen=True)
@@ -189,20 +197,27 @@ class ProjectFolder:
                 salt=salt,
                 settings=self.settings.pinned,
                 data=holdings.digest,
-                classes=len(holdings.told.class_names),
+                class_names=holdings.told.class_names,
             )
             write_whole(self.path / PINNED, pinned.model_dump_json(indent=1) + "\n")
             return holdings
         self.refuse_changes()
         pinned = self.pinned()
-        holdings = load_holdings(self.settings, self.path, machine, pinned.salt, self.manifest())
+        holdings = load_holdings(
+            self.settings,
+            self.path,
+            machine,
+            pinned.salt,
+            self.manifest(),
+            pinned.class_names or None,
+        )
         if pinned.data is not None and holdings.digest != pinned.data:
             raise DataError(
                 "The data is not the one that the model was trained with, and its samples have no "
                 "ids but their positions, which now mean other samples. Put it back as it was; "
                 "give samples ids of their own before you delete any (docs/own-model.md)."
             )
-        return holdings.with_classes(pinned.classes)
+        return holdings
 
     def write_version(self, number: int, trained: Trained, gone: Mapping[str, set[str]]) -> str:
         """Write a model version, whole, and return the SHA-256 of its model file."""

@@ -72,18 +72,6 @@ class Holdings:
         stand_ins = {client: StandIns(self.test, own) for client, own in keys.items()}
         return replace(self, data={c: Subset(own, range(len(own))) for c, own in stand_ins.items()})
 
-    def with_classes(self, count: int) -> Holdings:
-        """Return this with all classes of the model, where numbered ones are gone from the data."""
-        names = self.told.class_names
-        if not are_positions(names) or len(names) >= count:
-            return self
-        told = replace(
-            self.told,
-            model=replace(self.told.model, num_classes=count),
-            class_names=tuple(map(str, range(count))),
-        )
-        return replace(self, told=told)
-
     @property
     def model(self) -> ModelFactory:
         """What builds the model."""
@@ -191,16 +179,21 @@ def load_holdings(
     machine: Machine,
     salt: str,
     manifest: Partition | None,
+    class_names: Sequence[str] | None = None,
 ) -> Holdings:
-    """Read the data that a project names; who holds what is as in ``manifest``, if there is one."""
+    """Read the data that a project names.
+
+    Who holds what is as in ``manifest``, if there is one; the model's classes are ``class_names``,
+    whatever the data has now, if there are any.
+    """
     if ":" in settings.tables.data.name or ":" in settings.tables.model.name:
         sys.path.append(str(folder))
     if settings.own_data:
-        return _own(settings, salt, manifest)
+        return _own(settings, salt, manifest, class_names)
     if settings.members is not None:
-        return _elsewhere(settings, machine, salt, manifest)
+        return _elsewhere(settings, machine, salt, manifest, class_names)
     seed, named = settings.tables.seed, settings.tables.data
-    data = load_data(named, seed, machine.data_dir)
+    data = load_data(named, seed, machine.data_dir, class_names)
     plain = data.train
     train = with_keys(plain, salt)
     if manifest is None:
@@ -262,11 +255,15 @@ def next_census(
 
 
 def _elsewhere(
-    settings: ProjectSettings, machine: Machine, salt: str, manifest: Partition | None
+    settings: ProjectSettings,
+    machine: Machine,
+    salt: str,
+    manifest: Partition | None,
+    known: Sequence[str] | None,
 ) -> Holdings:
     """Read the server's test set; what clients hold, by ``manifest``, is on their own machines."""
     named = settings.tables.data
-    test, class_names = load_test(named, machine.data_dir)
+    test, class_names = load_test(named, machine.data_dir, known)
     told = replace(_told(settings, salt, test, class_names), dataset=None, path=None)
     if manifest is None:  # one unknown sample each, until they have said what they hold
         unknown = {name: (key_of(salt, "", name),) for name in settings.members or ()}
@@ -295,7 +292,12 @@ class StandIns:
         return self._test.batch(self._places[positions.cpu()])
 
 
-def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Holdings:
+def _own(
+    settings: ProjectSettings,
+    salt: str,
+    manifest: Partition | None,
+    class_names: Sequence[str] | None,
+) -> Holdings:
     """Read data by the user's own function."""
     clients, test = _call(settings.tables.data.name)
     named: dict[str, Examples] = {}
@@ -307,12 +309,18 @@ def _own(settings: ProjectSettings, salt: str, manifest: Partition | None) -> Ho
         manifest = Partition("own", 0, {c: tuple(own.ids) for c, own in named.items()})
     in_memory = _in_memory(test)
     positional = [own for own in clients.values() if are_positions(own.ids)]
-    labels = max(int(own.labels.max()) for own in (in_memory, *clients.values()) if len(own))
+    most = max(int(own.labels.max()) for own in (in_memory, *clients.values()) if len(own))
+    names = class_names or list(map(str, range(most + 1)))
+    if most >= len(names):
+        raise DataError(
+            f"data.name: {settings.tables.data.name} returns the label {most}, but the model has "
+            f"{len(names)} classes, counted from 0."
+        )
     return Holdings(
         manifest,
         _held(manifest, named),
         in_memory,
-        _told(settings, salt, in_memory, [str(label) for label in range(labels + 1)]),
+        _told(settings, salt, in_memory, names),
         ids,
         _digest(positional) if positional else None,
     )

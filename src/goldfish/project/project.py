@@ -351,7 +351,7 @@ class Project:
             registry.check_samples(client, content, self.ledger.requests("measured", "closed"))
         elif label is not None:
             kind, content = "class", (str(label),)
-            classes = self.files.pinned().classes
+            classes = len(self.files.pinned().class_names)
             if label < 0 or 0 < classes <= label:
                 raise ConfigError(
                     f"The model has no class {label}: it has 0 to {classes - 1}. Nothing was filed."
