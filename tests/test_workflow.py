@@ -261,6 +261,19 @@ def test_a_second_call_does_not_start_from_what_the_first_left(
     assert digest(retrained.params) == digest(trained.params)
 
 
+def test_a_request_that_one_client_refuses_is_remembered_by_none(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    clients = make_clients()
+    trained = goldfish.train(goldfish.InProcess(clients, small_net, threads=1), rounds=1)
+    wrong = DeletionRequest("client-2", sample_ids=["nobody's"])
+    with pytest.raises(goldfish.ConfigError, match="client-2"):
+        goldfish.unlearn(trained, [REQUEST, wrong], method="retrain", rounds=1)
+    assert all(not client.state.tombstones for client in clients)
+    goldfish.unlearn(trained, [REQUEST], method="retrain", rounds=1)
+    assert clients[0].state.tombstones == set(REQUEST.sample_ids or ())
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [

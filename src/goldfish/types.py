@@ -175,6 +175,8 @@ class Step(Generic[S]):
     """What the server tells it: the method's settings, or a class of its own."""
     counts: Callable[[Task[S]], Sequence[str]] = lambda _task: ()
     """The names of counts of samples that its answer's metrics hold beside those of all steps."""
+    only_looks: bool = False
+    """Whether the client keeps nothing of it: no answer, and no request that the task carries."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from goldfish.flower.client_store import ClientStore
 from goldfish.flower.engine import FlowerFederation
 from goldfish.flower.server_app import engine_on
 from goldfish.methods import fedavg
+from goldfish.methods.records import file
 from goldfish.models import fresh_params
 from goldfish.params import digest
 from goldfish.report import write_report
@@ -358,6 +359,27 @@ def test_a_node_learns_from_no_fewer_samples_than_it_allows(
         assert said.startswith("DataError")
     with ClientStore(Path(wards.nodes[10]["state-dir"])) as store:
         assert len(store.tombstones("ward-a")) == 40 - left
+
+
+def test_a_request_that_one_client_refuses_is_remembered_by_none(
+    wards: Any, make_own: MakeConfig
+) -> None:
+    config = make_own(deletion={"clients": ["ward-b"]})
+    scenario = build_scenario(config, MACHINE)
+    told = {name: setup.to_json() for name, setup in scenario.setups.items()}
+    federation = FlowerFederation(wards, told, scenario.model, run_id="r", settings=config.flower)
+    right = DeletionRequest("ward-a", sample_ids=["ward-a-3"])
+    wrong = DeletionRequest("ward-b", sample_ids=["ward-a-3"])
+
+    def remembered() -> list[str]:
+        with ClientStore(Path(wards.nodes[10]["state-dir"])) as store:
+            return store.tombstones("ward-a")
+
+    with pytest.raises(ConfigError, match="ward-b"):
+        file(federation, [right, wrong])
+    assert remembered() == []
+    assert file(federation, [right]) == []
+    assert remembered() == ["ward-a-3"]
 
 
 def test_a_count_beyond_what_the_server_was_told_is_a_failure(

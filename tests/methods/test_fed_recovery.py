@@ -70,7 +70,8 @@ def test_every_kind_of_deletion_asks_nobody(
     run = trained.federation.run
 
     def refuse(tasks: Any) -> Any:
-        assert {task.step.name for task in tasks} == {"file"}, "a client was asked for more"
+        steps = {task.step.name for task in tasks}
+        assert steps <= {"check", "file"}, "a client was asked for more"
         return run(tasks)
 
     trained.federation.run = refuse  # type: ignore[method-assign]

@@ -36,7 +36,8 @@ logger = logging.getLogger("flwr.goldfish")  # so that it appears in Flower's ow
 def steps_of(methods: Iterable[Method[Any]]) -> dict[str, Step[Any]]:
     """Return the client's steps of all methods by name; one name stands for one step."""
     steps: dict[str, Step[Any]] = {}
-    shared: list[Step[Any]] = [fedavg.TRAIN, records.FILE, records.CENSUS, records.PURGE]
+    of_records = (records.CHECK, records.FILE, records.CENSUS, records.PURGE)
+    shared: list[Step[Any]] = [fedavg.TRAIN, *of_records]
     own = [step for method in methods for step in method.steps]
     for step in (*shared, *auditing.STEPS, *own):
         if steps.setdefault(step.name, step) != step:
@@ -109,10 +110,10 @@ def answer_order(content: RecordDict, node: Node) -> RecordDict:
         if setup.dataset is not None:  # an experiment, which trains with all of it again
             state.tombstones.clear()
         client = client_of(task, setup, state, node, store)
-        if task.step not in (records.FILE, records.CENSUS, *auditing.STEPS):
+        if not task.step.only_looks and task.step not in (records.FILE, *auditing.STEPS):
             node.check_samples(len(client.retained))
         update = carry_out(task, setup, client, node)
-        if task.step is records.CENSUS:  # the data may be another the next time
+        if task.step.only_looks:  # the data may be another the next time
             return wire.encode_answer(wire.Answer(order.id, update, 0))
         return wire.encode_answer(store.commit(order, update, state))
 
@@ -138,7 +139,8 @@ def client_of(
 ) -> Client:
     """Read the client's data and split it by what the task's requests name.
 
-    Of a client with data of its own they are remembered, whatever becomes of the task.
+    Of a client with data of its own they are remembered, whatever becomes of the task, unless it
+    only looks.
     """
     if setup.dataset is not None:
         if node.data is not None:
@@ -160,7 +162,8 @@ def client_of(
     if setup.salt is None:
         state.tombstones |= buried
         client = _split(task, Subset(plain, torch.arange(len(plain))), state, node)
-        store.bury(client.id, removal.to_remember(client))
+        if not task.step.only_looks:
+            store.bury(client.id, removal.to_remember(client))
         return client
     keyed = with_keys(plain, setup.salt, node.client_id)
     ids = dict(zip(keyed.ids, plain.ids, strict=True))
@@ -170,8 +173,9 @@ def client_of(
     state.tombstones = {key for key in ids if ids[key] in buried}
     state.tombstones |= set(setup.ids).difference(examples.ids)
     client = _split(task, examples, state, node)
-    asked = [ids[key] for key in removal.to_remember(client) if key in ids]
-    store.bury(client.id, map(store.hidden, asked))
+    if not task.step.only_looks:
+        asked = [ids[key] for key in removal.to_remember(client) if key in ids]
+        store.bury(client.id, map(store.hidden, asked))
     return client
 
 

@@ -1,8 +1,9 @@
 """What clients do about their data without training: file requests, say what they hold, purge.
 
-*Filing*: every client that asks checks its deletion requests against its data and remembers them.
-The engines do both for any task that carries requests. A task of its own reaches the clients before
-any work is done, also those that a method would not ask: a client that leaves, or is not drawn.
+*Filing*: every client that asks checks its deletion requests against its data, and when none was
+refused, they all remember them. The engines do both for any task that carries requests. A task of
+its own reaches the clients before any work is done, also those that a method would not ask: a
+client that leaves, or is not drawn.
 *Census*: clients with data of their own say which samples they hold, by their keys. *Purging*:
 clients delete what they keep that descends from samples which were removed.
 """
@@ -24,6 +25,7 @@ from goldfish.types import (
     Context,
     DeletionRequest,
     Federation,
+    RoundReplies,
     Step,
     Task,
     Update,
@@ -41,15 +43,24 @@ def file(
     Returns the clients that did not answer: they are told by the first task that they are given. A
     class that is asked for at several clients may be missing at some of them, but not at all. Where
     a request names samples, only its client knows whether it holds them, so its word ends the run;
-    other requests fit any data, and a client that refuses one has failed, no more.
+    other requests fit any data, and a client that refuses one has failed, no more. All requests
+    are checked before any is remembered: what is refused leaves no trace at any client.
     """
     earlier = by_client(honoured)
     context = Context(phase="filing")
-    tasks = [
-        Task(c, FILE, {}, Settings(), context, requests=own, honoured=earlier.get(c, ()))
-        for c, own in by_client(requests).items()
-    ]
-    replies = federation.run(tasks)
+    for step in (CHECK, FILE):
+        replies = federation.run(
+            [
+                Task(c, step, {}, Settings(), context, requests=own, honoured=earlier.get(c, ()))
+                for c, own in by_client(requests).items()
+            ]
+        )
+        _refuse_misfits(requests, replies)
+    return [failure.client_id for failure in replies.failures]
+
+
+def _refuse_misfits(requests: Sequence[DeletionRequest], replies: RoundReplies) -> None:
+    """Raise where a client says that a request matches nothing."""
     names_samples = {request.client_id for request in requests if request.sample_ids is not None}
     for failure in replies.failures:
         sure = failure.final or failure.client_id in names_samples
@@ -63,7 +74,6 @@ def file(
             if len(asked) > 1:
                 who = f"None of the {len(asked)} clients that were asked holds a"
             raise ConfigError(f"{who} sample of class {label}: nothing would be removed.")
-    return [failure.client_id for failure in replies.failures]
 
 
 def file_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Update:
@@ -83,7 +93,12 @@ def class_count(label: int) -> str:
     return f"class-{label}"
 
 
-FILE = Step("file", file_step, Settings, lambda task: list(map(class_count, classes_asked(task))))
+def _counted(task: Task[Settings]) -> list[str]:
+    return list(map(class_count, classes_asked(task)))
+
+
+CHECK = Step("check", file_step, Settings, _counted, only_looks=True)
+FILE = Step("file", file_step, Settings, _counted)
 
 
 class CensusSettings(Settings):
@@ -142,7 +157,7 @@ def census_step(task: Task[CensusSettings], client: Client, _workspace: Workspac
     return replace(answer(task, {}, 0, []), names=names)
 
 
-CENSUS = Step("census", census_step, CensusSettings)
+CENSUS = Step("census", census_step, CensusSettings, only_looks=True)
 
 
 class PurgeSettings(Settings):
