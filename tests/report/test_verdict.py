@@ -281,6 +281,20 @@ def test_the_yardstick_has_a_verdict_of_its_own(make_result: Any, remember: Any)
     assert "they are easier or harder than unseen ones" in found.sentences[-1]
 
 
+@pytest.mark.parametrize("success", [0.3, 30.0, 99.0])
+def test_no_test_accuses_the_yardstick(make_result: Any, success: float) -> None:
+    """It never saw the removed data: what the trigger does in it, other data taught."""
+    result = set_success(make_result(), origin=99.6, goldfish=1.0, retrain=success)
+    found = judged(result, "retrain")
+    assert (found.status, found.short) == ("gone", "yardstick")
+    assert len(found.sentences) == 1
+    assert "it is the yardstick itself" in found.sentences[0]
+    result["methods"]["retrain"]["final"]["accuracy"] = 60.0
+    short = judged(result, "retrain")
+    assert (short.status, short.short) == ("gone", "yardstick, accuracy lost")
+    assert "it was trained too short, or the removed data taught that much" in short.sentences[0]
+
+
 @pytest.mark.parametrize(
     ("deletion", "words"),
     [

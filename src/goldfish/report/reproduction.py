@@ -273,7 +273,10 @@ def plot(preset: Preset, numbers: Numbers) -> str:
         figure.subplots_adjust(0.6 / width, 0.14, 1 - LEGEND / width, 0.91, wspace=0.22)
         for axes, metric in zip(panels, metrics, strict=True):
             _draw(axes, preset, numbers, metric)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="upper right")
+        beside = (1 + 0.15 / PANEL, 1.0)
+        panels[-1].legend(
+            *panels[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=beside
+        )
 
     return svg(paint, preset.name, 9.0)
 

@@ -8,7 +8,7 @@ carried out comes before all of them, and a model that lost its accuracy passes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from goldfish.audits import Audit, AuditVerdict, AuditWord
@@ -139,7 +139,7 @@ def _judge(name: str, result: Result) -> Verdict:
     case = _Case(result, name, method.final, *_before(name, result), retrain)
     found = [f for f in (_backdoor(case), _removed_class(case)) if f is not None]
     if name == YARDSTICK:
-        verdict = replace(_leading(found) or _itself(method.final), short="yardstick")
+        verdict = _itself(method.final, found)
     else:
         if method.final.memory is not None:
             found.append(_memory(case, method.final.memory))
@@ -175,12 +175,15 @@ def _with_collapse(case: _Case, verdict: Verdict) -> Verdict:
     lost = 0.0 if base is None else base.accuracy - case.after.accuracy
     if lost <= case.result.margins.collapse:
         return verdict
-    sentence = (
-        f"{case.name} is {lost:.1f} points less accurate than {name}: it lost more than the "
-        "removed data."
-    )
+    sentence = f"{case.name} is {lost:.1f} points less accurate than {name}: "
+    if case.name == YARDSTICK:
+        sentence += "it was trained too short, or the removed data taught that much."
+        status = verdict.status
+    else:
+        sentence += "it lost more than the removed data."
+        status = "kept" if verdict.status == "kept" else "partly"
     return Verdict(
-        "kept" if verdict.status == "kept" else "partly",
+        status,
         f"{verdict.title}; much of the accuracy is lost",
         f"{verdict.short}, accuracy lost",
         [sentence, *verdict.sentences],
@@ -392,10 +395,15 @@ def _nothing_measured(name: str, result: Result) -> Verdict:
     return Verdict("unclear", "No verdict: nothing to test", "no verdict", [why, close])
 
 
-def _itself(model: Final) -> Verdict:
-    """Return the verdict on the yardstick where no test looks for what it never saw."""
-    sentences = ["Retraining never sees the removed data: it is the yardstick itself."]
-    if model.memory is not None:
+def _itself(model: Final, found: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on the yardstick: what tests find in it, the removed data did not teach.
+
+    ``found`` is what they say of it.
+    """
+    sentences = [finding.sentences[0] for finding in found]
+    if not found:
+        sentences = ["Retraining never sees the removed data: it is the yardstick itself."]
+    if not found and model.memory is not None:
         sentences += [
             _memory_sentence(YARDSTICK, model.memory),
             "It never saw them, so a gap says that they are easier or harder than unseen ones.",
