@@ -74,6 +74,21 @@ def test_clients_that_lose_other_shares_are_rehearsed_apart(
         assert reckoned.cost.teacher_samples == pytest.approx(real.teacher_samples, rel=0.1)
 
 
+def test_askers_of_other_sizes_are_rehearsed_apart(
+    make_clients: Callable[..., list[Client]], small_net: ModelFactory, test_set: TensorExamples
+) -> None:
+    """A sprint has so many steps, however large the client is: 8 for each, and then one each."""
+    federation = goldfish.InProcess(make_clients((320, 20)), small_net, workers=1)
+    trained = goldfish.train(federation, rounds=20, batch_size=4, learning_rate=0.01)
+    asked = [
+        DeletionRequest("client-1", sample_ids=[f"c1-{i}" for i in range(20)]),
+        DeletionRequest("client-2", sample_ids=["c2-0"]),
+    ]
+    own = {"sprint_steps": 8, "most_turns": 1, "anneal_rounds": 1, "anneal_share": 1e-6}
+    advice = goldfish.plan(trained, asked, methods={"goldfish-sprint": own}, test=test_set)
+    assert advice.estimates[0].cost.steps == 2 * 8 + 2
+
+
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_the_first_round_and_later_ones_are_rehearsed_apart(
     make_clients: Callable[..., list[Client]],

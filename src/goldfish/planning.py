@@ -160,6 +160,8 @@ class _Kind(NamedTuple):
     """Something is left to learn from."""
     loss: int | None
     """The binary logarithm of what it removes over what it keeps, rounded."""
+    size: int | None
+    """That of what an asker keeps: its steps may be as many as those of a larger one."""
 
 
 class _Turn(NamedTuple):
@@ -252,4 +254,5 @@ def _kind(task: Task[Any], kept: int, removed: int) -> _Kind:
     """Return the kind of a client that keeps and removes so many samples."""
     loss = max(SMALL_LOSS, round(math.log2(removed / kept))) if kept and removed else None
     settings = task.settings.model_dump_json()
-    return _Kind(task.step.name, settings, bool(task.requests), kept > 0, loss)
+    size = round(math.log2(kept)) if kept and task.requests else None
+    return _Kind(task.step.name, settings, bool(task.requests), kept > 0, loss, size)

@@ -195,6 +195,16 @@ def test_a_sprint_is_at_most_a_tenth_of_the_training(
     assert sprint(half, anneal_rounds=1).rounds[0].cost.steps == 2
 
 
+def test_a_note_names_the_settings_without_effect(
+    make_clients: MakeClients, small_net: Net
+) -> None:
+    trained = train(make_clients, small_net)
+
+    assert not any("had no effect" in note for note in sprint(trained).notes)
+    note = sprint(trained, learning_rate=0.3, local_epochs=2).notes[-1]
+    assert "had no effect: learning_rate, local_epochs." in note
+
+
 def test_the_gain_stretches_the_change_of_the_sprint(
     make_clients: MakeClients, small_net: Net
 ) -> None:

@@ -281,6 +281,22 @@ def remembers(logits: Tensor, labels: Tensor, unseen: Sequence[float | None]) ->
     return bool(losses < REMEMBERED * expected[known].sum())
 
 
+def _notes(plan: Plan, _settings: GoldfishSprintSettings) -> list[str]:
+    """Say what a reader must know, and which settings of the unlearning have no effect."""
+    notes = [
+        "The model started from the old one, which knew the removed data: look at the memory gap "
+        "beside that of retrain."
+    ]
+    names = ("learning_rate", "schedule", "local_epochs")
+    idle = [n for n in names if getattr(plan.training, n) != getattr(plan.origin.settings, n)]
+    if idle:
+        notes.append(
+            f"Settings of the unlearning that had no effect: {', '.join(idle)}. This method goes "
+            "by those of the training, and by its own: sprint_step, anneal_step and anneal_share."
+        )
+    return notes
+
+
 GOLDFISH_SPRINT = Method(
     name="goldfish-sprint",
     summary="The askers unteach the old model, then a few annealed rounds: the fast one.",
@@ -292,8 +308,5 @@ GOLDFISH_SPRINT = Method(
     needs_askers=lambda _plan, _settings: True,
     source="This project, with the loss of Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish",
     measures=lambda _plan, own: ("how long the sprint lasted",) if own.most_turns > 1 else (),
-    notes=lambda _plan, _settings: (
-        "The model started from the old one, which knew the removed data: look at the memory gap "
-        "beside that of retrain.",
-    ),
+    notes=_notes,
 )
