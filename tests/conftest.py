@@ -22,6 +22,9 @@ from goldfish.data import TensorExamples
 from goldfish.terminal import console
 from goldfish.types import Client
 
+if not torch.cuda.is_available():  # Triton reads it when it is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile("goldfish", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("goldfish")
 torch.set_num_threads(1)

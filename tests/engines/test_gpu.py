@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import goldfish
@@ -18,8 +19,9 @@ from goldfish.training import graphs
 from goldfish.training.batches import Batch
 from goldfish.training.fit import predict
 from goldfish.training.server_test import ServerTest
+from goldfish.training.sgd import HalfCopy, Loss
 from goldfish.types import Client, DeletionRequest, ModelFactory, Params
-from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
+from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings, joint_logits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -127,6 +129,64 @@ def test_the_complete_loss_and_its_gradient_are_those_of_the_cpu() -> None:
     assert ours[:2] == pytest.approx(theirs[:2], abs=1e-5)
     for a, b in zip(ours[2], theirs[2], strict=True):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+def gradient_of_a_resnet(precision: str, *, compiled: bool, joint: bool) -> Tensor:
+    """Return the gradient of all weights of a ResNet20 on noise, the first 80 samples remaining."""
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False
+    model = model_factory("resnet20", num_classes=10, image_shape=(3, 32, 32))().cuda().train()
+    if compiled:
+        model.compile(dynamic=False)
+    noise = torch.randn(100, 3, 32, 32).cuda()
+    inputs, labels = noise, torch.randint(0, 10, (100,)).cuda()
+
+    def objective(student: nn.Module, batch: Batch) -> Loss:
+        said = joint_logits(student, noise[:80], noise[80:]) if joint else student(batch.inputs)
+        loss = F.cross_entropy(said, batch.labels)
+        return Loss(loss, loss)
+
+    def gather() -> Batch:
+        return Batch(inputs, labels)
+
+    if precision == "bf16":
+        HalfCopy(model).backward(gather, objective)
+    else:
+        objective(model, gather()).total.backward()
+    buffers = [t.double().flatten() for t in model.buffers()]
+    weights = [p.grad.double().flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat([*weights, *buffers])
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_compiled_resnet_is_as_exact_as_pytorchs(joint: bool) -> None:
+    exact = gradient_of_a_resnet("fp32", compiled=False, joint=joint)
+    found = gradient_of_a_resnet("fp32", compiled=True, joint=joint)
+    assert (found - exact).norm() < 1e-3 * exact.norm()
+    errors = [
+        (gradient_of_a_resnet("bf16", compiled=compiled, joint=joint) - exact).norm().item()
+        for compiled in (True, False)
+    ]
+    assert errors[0] < 1.2 * errors[1]
+
+
+def test_a_compiled_resnet_predicts_and_trains_as_pytorchs() -> None:
+    train, test = digits()
+    factory = model_factory("resnet20", num_classes=10, image_shape=SHAPE)
+    model = factory().cuda()
+    plain = predict(model, test)
+    model.compile(dynamic=False)
+    assert torch.allclose(predict(model, test), plain, atol=1e-3)
+    right = []
+    for compiled in (True, False):
+        members, requests = federation(4, factory, compiled=compiled)
+        settings = {"rounds": 4, "learning_rate": 0.05, "batch_size": 20, "precision": "bf16"}
+        trained = goldfish.train(members, test=test, augment=True, local_epochs=2, **settings)
+        unlearned = goldfish.unlearn(trained, requests, test=test)
+        right += [step.rounds[-1].scores for step in (trained, unlearned)]
+    accuracies = [scores.accuracy for scores in right if scores is not None]
+    assert len(accuracies) == 4
+    assert accuracies[:2] == pytest.approx(accuracies[2:], abs=3)
 
 
 class Branching(nn.Module):

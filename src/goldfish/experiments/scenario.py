@@ -29,6 +29,7 @@ from goldfish.errors import ConfigError, DataError, StoreError, unknown
 from goldfish.experiments.client_setup import ClientSetup, ModelSetup, with_canaries
 from goldfish.experiments.config import Config, DataSettings, DeletionSettings, Selection
 from goldfish.files import write_whole
+from goldfish.hardware.blocked import compiled_early
 from goldfish.methods import deletion_kind
 from goldfish.randomness import generator
 from goldfish.types import Client, ClientState, DeletionRequest, ModelFactory, Scalar
@@ -188,7 +189,7 @@ def build_scenario(config: Config, machine: Machine, run: Path | None = None) ->
     train, test = train.to(machine.device), data.test.to(machine.device)
     return Scenario(
         clients=_clients(train, partition, missing),
-        model=model.factory(),
+        model=_factory(model, machine),
         setups={
             client_id: ClientSetup(
                 client_id,
@@ -326,6 +327,12 @@ def _model(config: Config, test: TensorExamples, class_names: Sequence[str]) -> 
             f"{list(shape)}."
         )
     return ModelSetup(config.model.name, config.model.options, len(class_names), shape)
+
+
+def _factory(model: ModelSetup, machine: Machine) -> ModelFactory:
+    """Return what builds the models of a run; on a GPU those that only predict are compiled too."""
+    compiled = machine.compiled and torch.device(machine.device).type != "cpu"
+    return compiled_early(model.factory(), machine.device) if compiled else model.factory()
 
 
 def _members_stages(config: Config, members: Sequence[str]) -> list[list[DeletionRequest]]:

@@ -88,7 +88,7 @@ class InProcess:
         except RuntimeError as error:
             raise ConfigError(f"device is 'cpu' or 'cuda', not {device!r}.") from error
         cores = os.cpu_count() or 1
-        self.model = compiled_early(model) if compiled and kind == "cpu" else model
+        self.model = compiled_early(model, device) if compiled else model
         self.device = device
         usual = GPU_WORKERS if kind == "cuda" else cores
         self.workers = min(workers or usual, len(clients))

@@ -20,6 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from goldfish.hardware.memory import keep_freed_memory
 from goldfish.hardware.native import conv_pool
+from goldfish.hardware.residual import ResidualLayers
 from goldfish.types import ModelFactory
 
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
@@ -78,16 +79,19 @@ class BlockedFeatures(nn.Sequential):
         return features
 
 
-def compiled_early(factory: ModelFactory) -> ModelFactory:
-    """Return what builds the same models, with such layers compiled wherever a model is used.
+def compiled_early(factory: ModelFactory, device: str) -> ModelFactory:
+    """Return what builds the same models, with layers compiled wherever a model is used.
 
     PyTorch's compiler takes too long for models that only predict now and then; ours does not.
     """
+    on_cpu = torch.device(device).type == "cpu"
 
     def build() -> nn.Module:
         model = factory()
-        if isinstance(model, BlockedFeatures):
+        if on_cpu and isinstance(model, BlockedFeatures):
             model.compile()
+        if not on_cpu and isinstance(model, ResidualLayers):
+            model.use_kernels()
         return model
 
     return build

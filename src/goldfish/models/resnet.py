@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from goldfish.errors import ConfigError
+from goldfish.hardware.residual import ResidualLayers
 
 STAGE_CHANNELS = (16, 32, 64)
 
 
-class BasicBlock(nn.Module):
+class BasicBlock(ResidualLayers):
     """Two 3 x 3 convolutions beside a shortcut.
 
     Where the block halves the image, the shortcut takes every second pixel and fills the new
@@ -34,8 +35,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``relu(residual(x) + shortcut(x))``."""
-        residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(residual + self.shortcut(x))
+        inner = self.layer(x, self.conv1, self.bn1)
+        return self.layer(inner, self.conv2, self.bn2, self.shortcut(x))
 
     def shortcut(self, x: Tensor) -> Tensor:
         """Return ``x``, subsampled and zero-padded to the shape of the residual."""
@@ -44,7 +45,7 @@ class BasicBlock(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
 
 
-class ResNet(nn.Module):
+class ResNet(ResidualLayers):
     """A ResNet of depth ``6n + 2``. Any image size; 32 x 32 is what it was made for."""
 
     def __init__(self, depth: int, num_classes: int = 10, in_channels: int = 3) -> None:
@@ -65,7 +66,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        features: Tensor = self.blocks(F.relu(self.bn(self.conv(x))))
+        features: Tensor = self.blocks(self.layer(x, self.conv, self.bn))
         logits: Tensor = self.fc(features.mean(dim=(2, 3)))
         return logits
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from goldfish.hardware.residual import FIRST
+
 
 @contextmanager
 def statistics_of_first(model: nn.Module, count: int) -> Iterator[None]:
@@ -55,6 +57,7 @@ class _Layer:
         norm.momentum = 1.0  # only the newest batch counts
         norm.running_mean, norm.running_var = (t.clone() for t in self.running)
         vars(norm)["forward"] = partial(_apart, norm, norm.forward, count)
+        vars(norm)[FIRST] = count
 
     @property
     def taken(self) -> list[Tensor]:
@@ -73,7 +76,7 @@ class _Layer:
         self._norm.training = True
         self._norm.momentum = self._momentum
         self._norm.running_mean, self._norm.running_var = self.running
-        del vars(self._norm)["forward"]
+        del vars(self._norm)["forward"], vars(self._norm)[FIRST]
         if self._own_forward is not None:
             vars(self._norm)["forward"] = self._own_forward
 

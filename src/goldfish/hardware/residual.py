@@ -1,0 +1,279 @@
+"""A ResNet's layers on a GPU in few kernels: convolution, BatchNorm, shortcut and ReLU in one go.
+
+PyTorch's layers take some sixteen kernels for what six do here, forwards and backwards, and
+cuDNN's gradient of a weight with 16 channels alone takes longer than these six. The numbers are
+PyTorch's but for the last bits, in float32 and under ``torch.autocast`` in bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from operator import attrgetter
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.function import once_differentiable
+
+CHANNELS = (16, 32, 64)
+"""Numbers of channels that a layer may have; the images may have any up to 16."""
+
+FIRST = "first"
+"""Attribute of a BatchNorm layer: how many samples of a batch its statistics come from."""
+
+LAST = torch.channels_last
+
+_hooks = attrgetter(
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+)
+
+
+class Tiles(NamedTuple):
+    """How many rows (pixels) a program of each kernel takes: at a time, and how often."""
+
+    convolve: int
+    of_weight: tuple[int, int]
+    columns: int
+    """Columns of the weight's gradient that a program finds."""
+    sums: tuple[int, int]
+    values: int
+    """For kernels that go through values once."""
+
+
+TILES = {
+    16: Tiles(256, (64, 8), 64, (128, 4), 128),
+    32: Tiles(128, (64, 4), 32, (64, 2), 64),
+    64: Tiles(64, (64, 4), 64, (32, 2), 32),
+}
+"""What was fastest on one H200, by the channels of a layer."""
+
+
+class ResidualLayers(nn.Module):
+    """Layers of a ResNet, which can be compiled for a GPU."""
+
+    in_kernels = False
+    """Whether the kernels of :mod:`goldfish.hardware.residual_kernels` are used where they suit."""
+
+    def compile(self, *options: Any, **named: Any) -> None:
+        """Compile the layers: on a GPU by the kernels of this package, else by PyTorch."""
+        if next(self.parameters()).is_cuda and available():
+            self.use_kernels()
+        else:
+            super().compile(*options, **named)
+
+    def use_kernels(self) -> None:
+        """Let these layers, and all inside, use the kernels wherever they suit."""
+        for part in self.modules():
+            if isinstance(part, ResidualLayers):
+                part.in_kernels = True
+
+    def layer(
+        self,
+        inputs: Tensor,
+        convolution: nn.Conv2d,
+        norm: nn.BatchNorm2d,
+        shortcut: Tensor | None = None,
+    ) -> Tensor:
+        """Return ``relu(norm(convolution(inputs)) + shortcut)``."""
+        if self.in_kernels and _suits(inputs, convolution, norm):
+            return _in_kernels(inputs, convolution, norm, shortcut)
+        normal: Tensor = norm(convolution(inputs))
+        return F.relu(normal if shortcut is None else normal + shortcut)
+
+
+@functools.cache
+def available() -> bool:
+    """Tell whether Triton is installed, as it is with PyTorch for CUDA on Linux."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _in_kernels(
+    inputs: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None
+) -> Tensor:
+    if norm.training and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+    kind = torch.bfloat16 if torch.is_autocast_enabled("cuda") else inputs.dtype
+    images, added = (
+        None if t is None else t.to(kind).contiguous(memory_format=LAST) for t in (inputs, shortcut)
+    )
+    first = vars(norm).get(FIRST, len(inputs))
+    held = (convolution.weight, norm.weight, norm.bias, added)
+    return cast("Tensor", _Layer.apply(images, *held, norm, convolution.stride[0], first))  # type: ignore[no-untyped-call]
+
+
+def _suits(inputs: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
+    """Tell whether the kernels compute such a layer; others, and layers with hooks, they do not."""
+    channels_out, channels_in, *_ = convolution.weight.shape
+    return (
+        inputs.is_cuda
+        and inputs.dim() == 4
+        and _in_known_precision(inputs)
+        and channels_out in CHANNELS
+        and (channels_in in CHANNELS or (channels_in <= min(CHANNELS) and not inputs.requires_grad))
+        and inputs.numel() // channels_in * max(CHANNELS) < 2**31
+        and norm.running_mean is not None
+        and norm.momentum is not None
+        and (norm.training or not torch.is_grad_enabled())
+        and ("forward" not in vars(norm) or FIRST in vars(norm))
+        and not any(_hooks(convolution) + _hooks(norm))
+        and not is_functorch_wrapped_tensor(inputs)
+        and not torch.compiler.is_compiling()
+        and available()
+    )
+
+
+def _in_known_precision(inputs: Tensor) -> bool:
+    if torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return inputs.dtype in (torch.bfloat16, torch.float32)
+
+
+def _multiplied(images: Tensor) -> str:
+    """Return how a kernel multiplies: numbers of float32 in parts, which is as exact."""
+    return "ieee" if images.dtype == torch.bfloat16 else "tf32x3"
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        shortcut: Tensor | None,
+        norm: nn.BatchNorm2d,
+        stride: int,
+        first: int,
+    ) -> Tensor:
+        from goldfish.hardware import residual_kernels as kernels
+
+        count, inputs, height, width = images.shape
+        channels = len(weight)
+        tall, wide = (height - 1) // stride + 1, (width - 1) // stride + 1
+        rows, counted = count * tall * wide, first * tall * wide
+        shape = (count, channels, tall, wide)
+        values = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=LAST)
+        # Sums of values and of squares; of gradients, plain and weighted; the weight's gradient.
+        number = channels * (4 + 9 * inputs) if norm.training else 0
+        sums = torch.zeros(number, device=images.device)
+        running = (norm.running_mean, norm.running_var)
+        tiles = TILES[channels]
+        kernels.convolve[(_programs(rows, tiles.convolve),)](
+            *(images, weight, values, sums, shortcut, scale, shift, *running),
+            *(height, width, tall, wide, rows, counted, norm.eps),
+            *(0, *weight.stride()),
+            INPUTS=inputs,
+            PADDED=max(inputs, min(CHANNELS)),
+            OUTPUTS=channels,
+            STRIDE=stride,
+            STATISTICS=norm.training,
+            NORMALISED=not norm.training,
+            SHORTCUT=shortcut is not None,
+            PRECISION=_multiplied(images),
+            BLOCK=tiles.convolve,
+        )
+        if not norm.training:
+            return values
+        outputs = torch.empty_like(values)
+        kernels.normalise[(_programs(rows, tiles.values),)](
+            *(values, shortcut, outputs, sums, scale, shift, *running),
+            *(rows, counted, norm.eps, norm.momentum),
+            CHANNELS=channels,
+            SHORTCUT=shortcut is not None,
+            BLOCK=tiles.values,
+        )
+        ctx.save_for_backward(images, weight, scale, values, outputs, sums)
+        ctx.counted, ctx.eps, ctx.stride = counted, norm.eps, stride
+        ctx.shortcut, ctx.used = shortcut is not None, False
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from goldfish.hardware import residual_kernels as kernels
+
+        images, weight, scale, values, outputs, sums = ctx.saved_tensors
+        coming = gradients[0].contiguous(memory_format=LAST)
+        inputs, height, width = images.shape[1:]
+        channels, tall, wide = values.shape[1:]
+        rows, tiles = values.numel() // channels, TILES[channels]
+        found = sums[2 * channels :]
+        if ctx.used:  # a second time, for a graph that was retained
+            found = torch.zeros_like(found)
+        ctx.used = True
+        of_shift, of_scale, of_weight = found.split([channels, channels, len(weight) * 9 * inputs])
+        block, blocks = tiles.sums
+        kernels.sum_gradients[(_programs(rows, block * blocks),)](
+            *(values, outputs, coming, sums, found, rows, ctx.counted, ctx.eps),
+            CHANNELS=channels,
+            BLOCK=block,
+            BLOCKS=blocks,
+        )
+        of_values = torch.empty_like(values)
+        of_shortcut = torch.empty_like(values) if ctx.shortcut else None
+        kernels.normalise_backward[(_programs(rows, tiles.values),)](
+            *(values, outputs, coming, sums, found, scale, of_values, of_shortcut),
+            *(rows, ctx.counted, ctx.eps),
+            CHANNELS=channels,
+            SHORTCUT=ctx.shortcut,
+            BLOCK=tiles.values,
+        )
+        block, blocks = tiles.of_weight
+        columns = min(tiles.columns, 1 << (9 * inputs - 1).bit_length())
+        programs = (_programs(rows, block * blocks), _programs(9 * inputs, columns))
+        kernels.of_weight[programs](
+            *(images, of_values, of_weight, height, width, tall, wide, rows),
+            INPUTS=inputs,
+            OUTPUTS=channels,
+            STRIDE=ctx.stride,
+            COLUMNS=columns,
+            PRECISION=_multiplied(images),
+            BLOCK=block,
+            BLOCKS=blocks,
+        )
+        of_images = None
+        if ctx.needs_input_grad[0]:
+            of_images = _of_images(images, weight, of_values, ctx.stride)
+        shaped = of_weight.view(channels, 3, 3, inputs).permute(0, 3, 1, 2).to(weight.dtype)
+        return of_images, shaped, of_scale, of_shift, of_shortcut, None, None, None
+
+
+def _of_images(images: Tensor, weight: Tensor, of_values: Tensor, stride: int) -> Tensor:
+    """Return the gradient of the images of a convolution.
+
+    With stride 1 it is itself a convolution, of the gradient of the values, with the weight turned
+    by half a turn.
+    """
+    from goldfish.hardware import residual_kernels as kernels
+
+    if stride > 1:
+        sizes = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
+        held = (of_values, images, weight.to(of_values.dtype), None)
+        return cast("Tensor", torch.ops.aten.convolution_backward(*held, *sizes)[0])
+    count, inputs, height, width = images.shape
+    found = torch.empty_like(images)
+    channels, rows, block = len(weight), count * height * width, TILES[inputs].convolve
+    by_out, by_in, by_row, by_column = weight.stride()
+    kernels.convolve[(_programs(rows, block),)](
+        *(of_values, weight, found, *[None] * 6),
+        *(height, width, height, width, rows, 0, 0.0),
+        *(2 * by_row + 2 * by_column, by_in, by_out, -by_row, -by_column),
+        INPUTS=channels,
+        PADDED=channels,
+        OUTPUTS=inputs,
+        STRIDE=1,
+        STATISTICS=False,
+        NORMALISED=False,
+        SHORTCUT=False,
+        PRECISION=_multiplied(images),
+        BLOCK=block,
+    )
+    return found
+
+
+def _programs(rows: int, block: int) -> int:
+    return -(-rows // block)

@@ -1,0 +1,192 @@
+"""Triton kernels of a ResNet's layers: 3 x 3 convolution, BatchNorm, shortcut and ReLU.
+
+Images are rows of channels: pixel after pixel, image after image (PyTorch's channels_last). Sums
+over rows are added to memory that begins as zeros, in no fixed order. A kernel is compiled when it
+is first used with new constants (``tl.constexpr``), in about a second.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def convolve(
+    images, weight, outputs, sums, shortcut, scale, shift, mean, variance,
+    height, width, out_height, out_width, rows, counted, eps,
+    begin, by_out, by_in, by_row, by_column,
+    INPUTS: tl.constexpr, PADDED: tl.constexpr, OUTPUTS: tl.constexpr, STRIDE: tl.constexpr,
+    STATISTICS: tl.constexpr, NORMALISED: tl.constexpr, SHORTCUT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Convolve images.
+
+    With STATISTICS add up values and squares of the first ``counted`` rows; NORMALISED does what
+    :func:`normalise` does, by statistics that are known. Element [o, i, r, c] of the weight is at
+    ``begin + o by_out + i by_in + r by_row + c by_column``.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    image = row // (out_height * out_width)
+    pixel = row % (out_height * out_width)
+    top = pixel // out_width * STRIDE - 1
+    left = pixel % out_width * STRIDE - 1
+    inputs = tl.arange(0, PADDED)
+    channels = tl.arange(0, OUTPUTS)
+    some = (inputs < INPUTS)[:, None]
+    taps = weight + begin + inputs[:, None] * by_in + channels[None, :] * by_out
+    total = tl.zeros([BLOCK, OUTPUTS], tl.float32)
+    for tap in tl.static_range(9):
+        h, w = top + tap // 3, left + tap % 3
+        inside = (h >= 0) & (h < height) & (w >= 0) & (w < width) & (row < rows)
+        place = ((image * height + h) * width + w) * INPUTS
+        seen = tl.load(
+            images + place[:, None] + inputs[None, :],
+            mask=inside[:, None] & (inputs < INPUTS)[None, :],
+            other=0.0,
+        )
+        kernel = tl.load(taps + tap // 3 * by_row + tap % 3 * by_column, mask=some, other=0.0)
+        total = tl.dot(seen, kernel.to(seen.dtype), total, input_precision=PRECISION)
+    rounded = total.to(outputs.dtype.element_ty)
+    place = row[:, None] * OUTPUTS + channels[None, :]
+    there = (row < rows)[:, None]
+    if STATISTICS:
+        values = tl.where((row < counted)[:, None], rounded.to(tl.float32), 0.0)
+        tl.atomic_add(sums + channels, tl.sum(values, 0), sem="relaxed")
+        tl.atomic_add(sums + OUTPUTS + channels, tl.sum(values * values, 0), sem="relaxed")
+    if NORMALISED:
+        factor = tl.load(scale + channels) / tl.sqrt(tl.load(variance + channels) + eps)
+        constant = tl.load(shift + channels) - tl.load(mean + channels) * factor
+        normal = rounded.to(tl.float32) * factor[None, :] + constant[None, :]
+        if SHORTCUT:
+            normal += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
+        rounded = tl.maximum(normal, 0.0).to(outputs.dtype.element_ty)
+    tl.store(outputs + place, rounded, mask=there)
+
+
+@triton.jit
+def moments(sums, channel, counted, eps, CHANNELS: tl.constexpr):
+    """Return mean, variance and the inverse standard deviation of each channel."""
+    mean = tl.load(sums + channel) / counted
+    variance = tl.load(sums + CHANNELS + channel) / counted - mean * mean
+    variance = tl.maximum(variance, 0.0)
+    return mean, variance, 1.0 / tl.sqrt(variance + eps)
+
+
+@triton.jit
+def normalise(
+    values, shortcut, outputs, sums, scale, shift, running_mean, running_variance,
+    rows, counted, eps, momentum,
+    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalise rows, add the shortcut, and cut off what is below 0.
+
+    The statistics are those in ``sums``; the running ones move towards them.
+    """
+    channel = tl.arange(0, CHANNELS)
+    mean, variance, inverse = moments(sums, channel, counted, eps, CHANNELS)
+    if tl.program_id(0) == 0:
+        old = tl.load(running_mean + channel)
+        tl.store(running_mean + channel, old + momentum * (mean - old))
+        old = tl.load(running_variance + channel)
+        unbiased = variance * (counted / (counted - 1))
+        tl.store(running_variance + channel, old + momentum * (unbiased - old))
+    factor = inverse * tl.load(scale + channel)
+    constant = tl.load(shift + channel) - mean * factor
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = row[:, None] * CHANNELS + channel[None, :]
+    there = (row < rows)[:, None]
+    result = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
+    result = result * factor[None, :] + constant[None, :]
+    if SHORTCUT:
+        result += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
+    result = tl.maximum(result, 0.0)
+    tl.store(outputs + place, result.to(outputs.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def sum_gradients(
+    values, outputs, gradient, sums, found, rows, counted, eps,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Add up, by channel, the gradient after the ReLU, and its product with normalised values."""
+    channel = tl.arange(0, CHANNELS)
+    mean, _, inverse = moments(sums, channel, counted, eps, CHANNELS)
+    plain = tl.zeros([BLOCK, CHANNELS], tl.float32)
+    weighted = tl.zeros([BLOCK, CHANNELS], tl.float32)
+    for block in range(BLOCKS):
+        row = (tl.program_id(0) * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        place = row[:, None] * CHANNELS + channel[None, :]
+        there = (row < rows)[:, None]
+        passed = tl.load(outputs + place, mask=there, other=0.0) > 0
+        coming = tl.load(gradient + place, mask=there, other=0.0).to(tl.float32)
+        coming = tl.where(passed, coming, 0.0)
+        normal = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
+        plain += coming
+        weighted += coming * ((normal - mean[None, :]) * inverse[None, :])
+    tl.atomic_add(found + channel, tl.sum(plain, 0), sem="relaxed")
+    tl.atomic_add(found + CHANNELS + channel, tl.sum(weighted, 0), sem="relaxed")
+
+
+@triton.jit
+def normalise_backward(
+    values, outputs, gradient, sums, found, scale, of_values, of_shortcut, rows, counted, eps,
+    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Bring the gradient back to the rows before :func:`normalise`, and to the shortcut.
+
+    The statistics depend on the first ``counted`` rows alone, and on all of these.
+    """
+    channel = tl.arange(0, CHANNELS)
+    mean, _, inverse = moments(sums, channel, counted, eps, CHANNELS)
+    plain = tl.load(found + channel) / counted
+    weighted = tl.load(found + CHANNELS + channel) / counted
+    factor = inverse * tl.load(scale + channel)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = row[:, None] * CHANNELS + channel[None, :]
+    there = (row < rows)[:, None]
+    passed = tl.load(outputs + place, mask=there, other=0.0) > 0
+    coming = tl.load(gradient + place, mask=there, other=0.0)
+    if SHORTCUT:
+        nothing = tl.zeros([BLOCK, CHANNELS], of_shortcut.dtype.element_ty)
+        tl.store(of_shortcut + place, tl.where(passed, coming, nothing), mask=there)
+    result = tl.where(passed, coming.to(tl.float32), 0.0)
+    normal = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
+    normal = (normal - mean[None, :]) * inverse[None, :]
+    of_moments = plain[None, :] + normal * weighted[None, :]
+    result -= tl.where((row < counted)[:, None], of_moments, 0.0)
+    result *= factor[None, :]
+    tl.store(of_values + place, result.to(of_values.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def of_weight(
+    images, gradient, found,
+    height, width, out_height, out_width, rows,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, STRIDE: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Add up the gradient of a convolution's weight.
+
+    A program finds some columns of it: a column is a place in the 3 x 3 kernel and an input.
+    """
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    channels = tl.arange(0, OUTPUTS)
+    tap = (column // INPUTS)[None, :]
+    wanted = (column < 9 * INPUTS)[None, :]
+    total = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
+    for block in range(BLOCKS):
+        row = (tl.program_id(0) * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+        there = (row < rows)[:, None]
+        image = (row // (out_height * out_width))[:, None]
+        pixel = row % (out_height * out_width)
+        h = (pixel // out_width * STRIDE - 1)[:, None] + tap // 3
+        w = (pixel % out_width * STRIDE - 1)[:, None] + tap % 3
+        inside = (h >= 0) & (h < height) & (w >= 0) & (w < width) & there & wanted
+        place = ((image * height + h) * width + w) * INPUTS + (column % INPUTS)[None, :]
+        seen = tl.load(images + place, mask=inside, other=0.0)
+        place = row[:, None] * OUTPUTS + channels[None, :]
+        coming = tl.load(gradient + place, mask=there, other=0.0)
+        total = tl.dot(tl.trans(coming), seen, total, input_precision=PRECISION)
+    place = channels[:, None] * (9 * INPUTS) + column[None, :]
+    tl.atomic_add(found + place, total, mask=wanted & (channels >= 0)[:, None], sem="relaxed")

@@ -1,0 +1,167 @@
+"""A ResNet's layers in Triton, run by its interpreter, against PyTorch's; a GPU: test_gpu.py."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from goldfish.hardware import residual
+from goldfish.models import ResNet
+from goldfish.unlearning.basic_model import joint_logits
+
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available() or not residual.available(),
+    reason="Triton's interpreter is for machines without a GPU that have Triton",
+)
+
+
+class Case(NamedTuple):
+    """A layer's sizes: ``first`` of its samples are those of the statistics."""
+
+    samples: int
+    inputs: int
+    outputs: int
+    size: int
+    stride: int = 1
+    first: int | None = None
+    shortcut: bool = False
+
+
+CASES = [
+    Case(3, 3, 16, 8),
+    Case(2, 1, 16, 9, first=1),
+    Case(4, 16, 16, 6, shortcut=True),
+    Case(3, 16, 32, 8, stride=2, shortcut=True),
+    Case(3, 32, 64, 7, stride=2, first=2),
+    Case(2, 64, 64, 4, first=1, shortcut=True),
+]
+
+
+class Layer:
+    """A layer of random values, and random gradients of what comes out."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        shape = case.samples, case.inputs, case.size, case.size
+        self.images = torch.randn(shape).to(memory_format=torch.channels_last)
+        self.images.requires_grad_(case.inputs in residual.CHANNELS)
+        self.convolution = nn.Conv2d(
+            case.inputs, case.outputs, 3, case.stride, padding=1, bias=False
+        )
+        self.norm = nn.BatchNorm2d(case.outputs)
+        for values in self.norm.parameters():
+            nn.init.normal_(values)
+        with torch.no_grad():
+            shape = self.convolution(self.images).shape
+        self.shortcut = torch.randn(shape).requires_grad_() if case.shortcut else None
+        self.gradient = torch.randn(shape)
+        self.first = case.first or case.samples
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        held = (
+            self.images,
+            self.convolution.weight,
+            self.norm.weight,
+            self.norm.bias,
+            self.shortcut,
+        )
+        return [t for t in held if t is not None and t.requires_grad]
+
+    def in_triton(self) -> Tensor:
+        added = None
+        if self.shortcut is not None:
+            added = self.shortcut.contiguous(memory_format=torch.channels_last)
+        result: Tensor = residual._Layer.apply(  # type: ignore[no-untyped-call]
+            *(self.images, self.convolution.weight, self.norm.weight, self.norm.bias, added),
+            *(self.norm, self.convolution.stride[0], self.first),
+        )
+        return result
+
+    def in_pytorch(self) -> Tensor:
+        """BatchNorm by its definition: all samples by the statistics of the first ones."""
+        values = self.convolution(self.images)
+        mean = values[: self.first].mean((0, 2, 3), keepdim=True)
+        variance = values[: self.first].var((0, 2, 3), keepdim=True, unbiased=False)
+        scale, shift = (t[:, None, None] for t in (self.norm.weight, self.norm.bias))
+        normal = (values - mean) / (variance + self.norm.eps).sqrt() * scale + shift
+        return F.relu(normal if self.shortcut is None else normal + self.shortcut)
+
+
+@interpreted
+@pytest.mark.parametrize("case", CASES)
+def test_a_layer_and_its_gradients_are_pytorchs(case: Case) -> None:
+    layer = Layer(case)
+    ours, theirs = layer.in_triton(), layer.in_pytorch()
+    assert torch.allclose(ours, theirs, atol=1e-5)
+    gradients = (torch.autograd.grad(t, layer.leaves, layer.gradient) for t in (ours, theirs))
+    for own, other in zip(*gradients, strict=True):
+        assert torch.allclose(own, other, atol=1e-5, rtol=1e-4)
+
+
+@interpreted
+def test_the_running_statistics_are_those_of_the_first_samples() -> None:
+    layer = Layer(CASES[4])
+    twin = nn.BatchNorm2d(layer.norm.num_features)
+    twin(layer.convolution(layer.images[: layer.first]))
+    layer.in_triton()
+    for name in ("running_mean", "running_var"):
+        assert torch.allclose(getattr(layer.norm, name), getattr(twin, name), atol=1e-6)
+
+
+@interpreted
+def test_a_retained_graph_gives_the_same_gradients_twice() -> None:
+    layer = Layer(CASES[2])
+    outputs = layer.in_triton()
+    first, second = (
+        torch.autograd.grad(outputs, layer.leaves, layer.gradient, retain_graph=True)
+        for _ in range(2)
+    )
+    for one, other in zip(first, second, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[3]])
+def test_in_evaluation_a_layer_uses_the_running_statistics(case: Case) -> None:
+    layer = Layer(case)
+    nn.init.normal_(layer.norm.running_mean)  # type: ignore[arg-type]
+    nn.init.uniform_(layer.norm.running_var, 0.5, 2)  # type: ignore[arg-type]
+    before = {name: t.clone() for name, t in layer.norm.named_buffers()}
+    layer.norm.eval()
+    with torch.no_grad():
+        normal = layer.norm(layer.convolution(layer.images))
+        theirs = F.relu(normal if layer.shortcut is None else normal + layer.shortcut)
+        assert torch.allclose(layer.in_triton(), theirs, atol=1e-5)
+    assert all(torch.equal(t, before[name]) for name, t in layer.norm.named_buffers())
+
+
+@interpreted
+def test_a_model_in_kernels_says_what_it_says_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of remaining samples, whose statistics are used, and of removed ones in the same pass."""
+    torch.manual_seed(0)
+    plain, compiled = ResNet(8).train(), ResNet(8).train()
+    compiled.load_state_dict(plain.state_dict())
+    compiled.use_kernels()
+    monkeypatch.setattr(residual, "_suits", lambda *_: True)
+    images = torch.randn(7, 3, 16, 16)
+    ours, theirs = (joint_logits(m, images[:5], images[5:]) for m in (compiled, plain))
+    assert torch.allclose(ours, theirs, atol=0.05), "an unbiased variance of few samples is larger"
+    assert torch.allclose(ours[:5], theirs[:5], atol=1e-4)
+
+    for (name, own), other in zip(compiled.named_buffers(), plain.buffers(), strict=True):
+        assert torch.allclose(own, other, atol=1e-5), name
+
+
+def test_elsewhere_pytorchs_layers_are_used() -> None:
+    """On a CPU, for example: to the bit."""
+    torch.manual_seed(0)
+    plain, compiled = ResNet(8), ResNet(8)
+    compiled.load_state_dict(plain.state_dict())
+    compiled.use_kernels()
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(compiled(images), plain(images))
