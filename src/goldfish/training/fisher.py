@@ -89,12 +89,11 @@ def _measured(model: nn.Module) -> Iterator[list[_BatchNorm]]:
 def _with_statistics_of_the_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
     """Let BatchNorm layers in evaluation mode normalise with the statistics of what they read."""
 
-    def hold(norm: nn.Module, args: tuple[Tensor, ...]) -> None:
-        read = args[0].detach().float()
-        all_but_channels = [0, *range(2, read.dim())]
-        mean = read.mean(dim=all_but_channels, keepdim=True)
-        norm.running_mean = mean.flatten()
-        norm.running_var = (read - mean).square().mean(dim=all_but_channels)
+    def hold(norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+        _, mean, scale = torch.native_batch_norm(
+            args[0].detach(), None, None, None, None, training=True, momentum=0.0, eps=norm.eps
+        )
+        norm.running_mean, norm.running_var = mean.float(), scale.float() ** -2 - norm.eps
 
     handles = [norm.register_forward_pre_hook(hold) for norm in norms]
     try:
@@ -280,14 +279,13 @@ def _conv2d(layer: nn.Module, read: Tensor, gradient: Tensor) -> dict[str, Tenso
     most = GRADIENTS_AT_ONCE if read.is_cuda else _IN_CACHE
     size = max(1, most // each)
     squares = [
-        torch.bmm(dy.flatten(2), some.reshape(len(dy), -1, dy.shape[2:].numel()).transpose(1, 2))
-        .float()
-        .square()
-        .sum(dim=0)
+        _squares(
+            torch.bmm(dy.flatten(2), some.reshape(len(dy), -1, dy[0, 0].numel()).transpose(1, 2))
+        )
         for dy, some in zip(gradient.split(size), patches.split(size), strict=True)
     ]
     weight = squares[0] if len(squares) == 1 else torch.stack(squares).sum(dim=0)
-    return {"weight": weight.view_as(layer.weight), "bias": _over_pixels(gradient).sum(dim=0)}
+    return {"weight": weight.view_as(layer.weight), "bias": _squares(_over_pixels(gradient))}
 
 
 def _patches(layer: nn.Conv2d, read: Tensor, sides: Sequence[int]) -> Tensor:
@@ -296,7 +294,9 @@ def _patches(layer: nn.Conv2d, read: Tensor, sides: Sequence[int]) -> Tensor:
     ``F.unfold`` would start a kernel for each image on a GPU.
     """
     high, wide = cast("tuple[int, int]", layer.padding)
-    images = F.pad(read, (wide, wide, high, high)).contiguous()
+    rows, columns = read.shape[2:]
+    images = read.new_zeros(*read.shape[:2], rows + 2 * high, columns + 2 * wide)
+    images[:, :, high : high + rows, wide : wide + columns] = read
     image, channel, row, column = images.stride()
     places = (layer.dilation[0] * row, layer.dilation[1] * column)
     steps = (layer.stride[0] * row, layer.stride[1] * column)
@@ -309,14 +309,19 @@ def _batch_norm(layer: nn.Module, read: Tensor, gradient: Tensor) -> dict[str, T
     """Sum over n of ``(sum over pixels of dy[n] xhat[n])^2``, with statistics held fixed."""
     layer = cast("nn.BatchNorm1d | nn.BatchNorm2d", layer)
     mean, var = cast("Tensor", layer.running_mean), cast("Tensor", layer.running_var)
-    centred = read.float() - mean.view(-1, *[1] * (read.dim() - 2))
-    weight = _over_pixels(gradient * centred).sum(dim=0) / (var + layer.eps)
-    return {"weight": weight, "bias": _over_pixels(gradient).sum(dim=0)}
+    centred = read - mean.view(-1, *[1] * (read.dim() - 2))
+    weight = _squares(_over_pixels(gradient * centred)) / (var + layer.eps)
+    return {"weight": weight, "bias": _squares(_over_pixels(gradient))}
 
 
 def _over_pixels(t: Tensor) -> Tensor:
-    """Return the squares of the sums over the pixels, in float32."""
-    return (t.float() if t.dim() == 2 else t.sum(dim=(2, 3), dtype=torch.float32)).square()
+    """Return the sums over the pixels, if there are any."""
+    return t if t.dim() == 2 else t.sum(dim=(2, 3), dtype=torch.float32)
+
+
+def _squares(t: Tensor) -> Tensor:
+    """Return the sums of the squares over the samples, in float32."""
+    return t.square().sum(dim=0, dtype=torch.float32)
 
 
 _SQUARES: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], dict[str, Tensor]]] = {
