@@ -90,7 +90,7 @@ class FisherPreconditioner:
         self._fisher = torch.zeros(size, device=device)
         self._steps = torch.zeros((), dtype=torch.int64, device=device)
         self._samples = torch.zeros((), dtype=torch.int64, device=device)
-        # Whether it is time to measure is decided on the host, as are gradients of single samples.
+        # Whether it is time to measure is decided on the host.
         self.recordable = settings.fisher_every == 1 and known_layers(model) is not None
 
     @property
@@ -123,7 +123,7 @@ class FisherPreconditioner:
     def __call__(self, model: nn.Module, batch: Batch, computes: nn.Module) -> None:
         """Scale the gradients of ``model`` in place; in the warm-up, leave them as they are."""
         settings = self._settings
-        if settings.fisher_every == 1 or int(self._steps) % settings.fisher_every == 0:
+        if settings.fisher_every == 1 or int(to_cpu(self._steps)) % settings.fisher_every == 0:
             measured = diagonal_fisher(model, batch.inputs, batch.labels, computes)
             new = torch.cat([measured[name].flatten() for name in self._shapes])
             count = self._steps // settings.fisher_every + 1

@@ -110,6 +110,8 @@ def _by_sample(
     model: nn.Module, inputs: Tensor, labels: Tensor, norms: Sequence[_BatchNorm]
 ) -> dict[Tensor, Tensor]:
     """Return the sum of the squared gradients of single samples, by parameter."""
+    if labels.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("it uses its layers in a way that needs the gradient of each sample")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def sample_loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
@@ -215,6 +217,7 @@ def _by_layer(
     """Return the sum of the squared gradients of single samples, by parameter.
 
     None for a model that has other layers, or uses one of them, or its weights, in another way.
+    That samples are mixed by nothing but BatchNorm is not seen here: it is taken for granted.
     """
     layers = known_layers(model)
     if layers is None:
