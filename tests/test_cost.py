@@ -34,7 +34,7 @@ def test_a_rounds_cost() -> None:
 
 
 def test_each_kind_of_sample_has_its_name() -> None:
-    """A teacher looked at 30 + 0, gradients were taken one by one of 0 + 12; one says nothing."""
+    """A teacher looked at 30 + 0, gradients were squared of 0 + 12; one says nothing."""
     taught, fisher, plain = (_update(name, 1.0, 10.0) for name in "abc")
     updates = [
         replace(taught, metrics={**taught.metrics, "teacher_samples": 30.0}),

@@ -219,7 +219,7 @@ class Cost(Part):
     teacher_samples: Number = 0
     """Samples that a teacher looked at, over all clients: forward passes beside the steps."""
     fisher_samples: Number = 0
-    """Samples whose gradients were taken one by one, for the Fisher information of the steps."""
+    """Samples whose own gradients were squared, for the Fisher information of the steps."""
     measured_samples: Number = 0
     """Test samples times models that the server measured, for weights, stops or choices."""
 
@@ -703,7 +703,7 @@ METRICS: Sequence[Metric] = (
         "cost.fisher_samples",
         "Fisher samples",
         "count",
-        "Samples whose gradients were taken one by one for the Fisher information.",
+        "Samples whose own gradients were squared for the Fisher information.",
     ),
     Metric(
         "cost.measured_samples",

@@ -73,6 +73,33 @@ def test_in_fp32_recorded_and_plain_steps_agree(model: str, augment: bool) -> No
     assert worst(ours[1], theirs[1]) < 1e-4
 
 
+@pytest.mark.parametrize("model", ["lenet5", "resnet20"])
+def test_preconditioned_steps_are_recorded_and_agree_with_plain_ones(
+    model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What clients keep counts their steps, and averages over all of them."""
+    graphs._log_once.cache_clear()
+    factory = model_factory(model, num_classes=10, image_shape=SHAPE)
+    found = []
+    for recorded in (True, False):
+        members, requests = federation(4, factory, graphs=recorded, workers=2)
+        trained = goldfish.train(members, rounds=1, learning_rate=1e-6, batch_size=20)
+        rapid = goldfish.unlearn(
+            trained, requests, method="rapid-retrain", rounds=2, learning_rate=1e-6
+        )
+        states = members.states()
+        kept = [next(p for key, p in state.items() if "fisher" in key) for state in states.values()]
+        found.append((rapid, kept))
+    assert not [r for r in caplog.records if "CUDA graph" in r.getMessage()]
+    (ours, kept), (theirs, wanted) = found
+    assert ours.cost.fisher_samples == theirs.cost.fisher_samples == ours.cost.samples
+    assert worst(ours.params, theirs.params) < 1e-5
+    for one, other in zip(kept, wanted, strict=True):
+        assert one["/steps"].item() == other["/steps"].item()
+        for name, t in other.items():
+            assert torch.allclose(one[name], t, rtol=0.01, atol=0.01 * t.max().item()), name
+
+
 @pytest.mark.parametrize("graphs", [True, False])
 def test_bf16_ends_at_the_accuracy_of_fp32(graphs: bool) -> None:
     settings = {"rounds": 12, "learning_rate": 0.01, "local_epochs": 2}

@@ -72,7 +72,7 @@ def test_clipping_shortens_long_gradients_only() -> None:
     batch = Batch(torch.ones(1, 1), tensor([0]))
     for longest, expected in ((10.0, [3.0, 4.0]), (1.0, [0.6, 0.8])):
         model.weight.grad = tensor([3.0, 4.0])
-        clipping(longest)(model, batch)
+        clipping(longest)(model, batch, model)
         assert model.weight.grad.tolist() == pytest.approx(expected, abs=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Rapid retraining: the fast Fisher information against a slow one, and the method as a whole."""
+"""Rapid retraining: the preconditioner, and the method as a whole."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import TensorExamples
-from goldfish.methods import rapid_retrain
 from goldfish.methods.rapid_retrain import (
     RAPID_RETRAIN,
     FisherPreconditioner,
     RapidRetrainSettings,
     average_fisher,
-    diagonal_fisher,
     fisher_scales,
 )
 from goldfish.params import digest, num_bytes, params_of
 from goldfish.settings import TrainingSettings
 from goldfish.training.batches import Batch, plain_batches
+from goldfish.training.fisher import diagonal_fisher
 from goldfish.training.fit import cross_entropy_objective, fit
+from goldfish.training.sgd import Precondition
 from goldfish.training.workspace import LoadedModel
-from goldfish.types import Client, DeletionRequest, Round
+from goldfish.types import Client, DeletionRequest, Params, Round
 from goldfish.workflow import unlearning_plan
 
 MakeClients = Callable[..., list[Client]]
@@ -42,135 +42,163 @@ REQUESTS = {
 }
 
 
-def slow_fisher(model: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return the mean squared gradient, one sample at a time: the oracle."""
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    total = {n: torch.zeros_like(p) for n, p in trained.items()}
-    for image, label in zip(inputs, labels, strict=True):
-        loss = F.cross_entropy(model(image[None]), label[None])
-        gradients = torch.autograd.grad(loss, list(trained.values()))
-        for name, gradient in zip(trained, gradients, strict=True):
-            total[name] += gradient.square() / len(labels)
-    return total
-
-
-def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert list(one) == list(other)
-    for name, t in one.items():
-        torch.testing.assert_close(t, other[name], rtol=1e-4, atol=1e-7)
-
-
 def draw(count: int, *shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
     return torch.randn(count, *shape, generator=generator), labels
 
 
-# The Fisher information.
+# The preconditioner.
+
+
+FREE = 1e9
+"""A bound that no scale reaches."""
 
 
 @given(
-    count=st.integers(1, 7),
-    features=st.integers(1, 5),
-    hidden=st.integers(1, 4),
-    bias=st.booleans(),
-    seed=st.integers(0, 99),
+    values=st.lists(st.floats(0, 1e3, width=32), min_size=2, max_size=9),
+    damping=st.floats(0.01, 100),
+    max_scale=st.floats(1, 10),
 )
-def test_linear_models_against_the_oracle(
-    count: int, features: int, hidden: int, *, bias: bool, seed: int
+def test_the_expected_gain_of_a_step_is_that_of_a_plain_one_or_less(
+    values: list[float], damping: float, max_scale: float
 ) -> None:
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        nn.Linear(features, hidden, bias=bias), nn.Tanh(), nn.Linear(hidden, 3, bias=bias)
-    )
-    inputs, labels = draw(count, features, seed=seed)
-    assert_close(diagonal_fisher(model, inputs, labels), slow_fisher(model, inputs, labels))
+    """The sum of F * scale is the sum of F, or less at the bound; scales fall as F rises."""
+    fisher = torch.tensor(values)
+    free, bounded = (fisher_scales(fisher, damping, most).double() for most in (FREE, max_scale))
+    f = fisher.double()
+    assert torch.isfinite(free).all()
+    assert (bounded > 0).all()
+    assert bounded.max() <= max_scale * (1 + 1e-5)
+    if f.sum() == 0:
+        assert torch.allclose(free, torch.ones_like(free))
+    elif f.mean() > 1e-30:
+        assert (f * free).sum().item() == pytest.approx(f.sum().item(), rel=1e-3)
+        assert (f * bounded).sum().item() <= f.sum().item() * (1 + 1e-3)
+        assert (free[f.argsort()].diff() <= 1e-6 * free.max()).all()
 
 
-@given(
-    count=st.integers(1, 5),
-    channels=st.integers(1, 3),
-    side=st.integers(4, 7),
-    kernel=st.integers(1, 3),
-    stride=st.integers(1, 2),
-    bias=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_convolutions_against_the_oracle(
-    count: int, channels: int, side: int, kernel: int, stride: int, *, bias: bool, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        nn.Conv2d(channels, 4, kernel, stride, padding=1, bias=bias),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.LazyLinear(3, bias=bias),
-    )
-    inputs, labels = draw(count, channels, side, side, seed=seed)
-    model(inputs)  # makes the lazy layer
-    assert_close(diagonal_fisher(model, inputs, labels), slow_fisher(model, inputs, labels))
+def test_one_large_value_does_not_enlarge_all_other_steps() -> None:
+    """Without the bound, 999 parameters would take steps some 999 times as long."""
+    fisher = torch.full((1000,), 1e-9)
+    fisher[0] = 1.0
+    assert fisher_scales(fisher, 1.0, FREE).max() > 900
+    assert fisher_scales(fisher, 1.0, 5.0).max() == pytest.approx(5)
 
 
-@pytest.mark.parametrize("held", [1, 20, 40, 10**6])
-def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
-    """18 parameters and 7 samples: in parts of 1, 1, 2, and all at once."""
+@given(c=st.floats(1e-3, 1e3))
+def test_scales_do_not_depend_on_the_unit_of_the_loss(c: float) -> None:
+    fisher = torch.tensor([0.5, 3.0, 0.0, 7.0])
+    scaled = fisher_scales(c * fisher, 0.3, FREE)
+    torch.testing.assert_close(scaled, fisher_scales(fisher, 0.3, FREE))
+
+
+def test_equal_fisher_information_leaves_plain_steps() -> None:
+    scales = fisher_scales(torch.full((4,), 0.25), 2.0, 1.0)
+    torch.testing.assert_close(scales, torch.ones(4))
+
+
+def test_the_average_is_the_corrected_exponential_one() -> None:
+    """Against its textbook form: v = d v + (1 - d) F from v = 0, divided by 1 - d^t."""
+    decay, v, mean = 0.8, 0.0, torch.tensor(0.0)
+    for count, value in enumerate([1.0, 5.0, 2.0, 7.0], start=1):
+        mean = average_fisher(mean, torch.tensor(value), torch.tensor(count), decay)
+        v = decay * v + (1 - decay) * value
+        assert mean.item() == pytest.approx(v / (1 - decay**count), rel=1e-6)
+
+
+def preconditioned(**settings: Any) -> tuple[list[bool], int]:
+    """Return which of 7 steps on 4 samples were scaled, and how many samples were measured."""
     torch.manual_seed(0)
-    model = nn.Linear(5, 3)
-    inputs, labels = draw(7, 5)
-    monkeypatch.setattr(rapid_retrain, "GRADIENTS_AT_ONCE", held)
-    assert_close(diagonal_fisher(model, inputs, labels), slow_fisher(model, inputs, labels))
+    model, (inputs, labels) = nn.Linear(5, 3), draw(4, 5)
+    precondition = FisherPreconditioner(model, RapidRetrainSettings(**settings))
+    scaled = []
+    for _ in range(7):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        precondition(model, Batch(inputs, labels), model)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        scaled.append(any(not torch.equal(g, torch.ones_like(g)) for g in gradients))
+    return scaled, precondition.samples
+
+
+def test_the_warm_up_is_plain() -> None:
+    assert preconditioned(warmup_steps=3) == ([False] * 3 + [True] * 4, 7 * 4)
+    assert preconditioned(warmup_steps=0) == ([True] * 7, 7 * 4)
+
+
+def test_fisher_every() -> None:
+    """Measured at steps 1, 4 and 7."""
+    assert preconditioned(warmup_steps=0, fisher_every=3) == ([True] * 7, 3 * 4)
+
+
+def trained_in_parts(parts: list[int], **settings: Any) -> tuple[str, dict[str, Tensor]]:
+    """Train for so many steps on ever new batches, each part with what the one before it kept."""
+    torch.manual_seed(0)
+    model, seed = nn.Linear(5, 3), 0
+    kept: Params | None = None
+    for steps in parts:
+        precondition = FisherPreconditioner(model, RapidRetrainSettings(**settings))
+        precondition.load(kept)
+        for _ in range(steps):
+            inputs, labels = draw(4, 5, seed=(seed := seed + 1))
+            model.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            precondition(model, Batch(inputs, labels), model)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.1 * torch.as_tensor(parameter.grad))
+        kept = precondition.kept
+    return digest(params_of(model)), dict(kept or {})
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("warmup_steps", [0, 2, 5])
+def test_rounds_go_on_where_the_last_one_ended(every: int, warmup_steps: int) -> None:
+    """Average, warm-up and the steps between two measurements, bit for bit."""
+    settings = {"fisher_every": every, "warmup_steps": warmup_steps}
+    whole, kept = trained_in_parts([9], **settings)
+    parted, again = trained_in_parts([4, 1, 4], **settings)
+    assert whole == parted
+    assert digest(kept) == digest(again)
+    assert sorted(kept) == ["/steps", "bias", "weight"]
+    assert trained_in_parts([9], **{**settings, "fisher_decay": 0.5})[0] != whole
 
 
 def batch_norm_model() -> nn.Module:
-    torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5),
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
         nn.Linear(64, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3),
     )  # fmt: skip
 
 
-def test_batch_norm_in_training_has_the_batchs_statistics_held_fixed() -> None:
-    """The oracle: a model in evaluation mode whose running statistics are those of the batch."""
-    model, (inputs, labels) = batch_norm_model().train(), draw(9, 1, 6, 6)
-    oracle = copy.deepcopy(model).eval()
-    for module in oracle.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.train()
-            module.momentum = 1.0
-    oracle(inputs)
-    oracle.eval()
-    assert_close(diagonal_fisher(model, inputs, labels), slow_fisher(oracle, inputs, labels))
+def fitted(precondition: Precondition | None, warmup_steps: int | None = None) -> str:
+    torch.manual_seed(0)
+    model, (inputs, labels) = batch_norm_model(), draw(20, 1, 6, 6)
+    if warmup_steps is not None:
+        settings = RapidRetrainSettings(warmup_steps=warmup_steps)
+        precondition = FisherPreconditioner(model, settings)
+    data = TensorExamples(inputs, labels, [str(i) for i in range(20)])
+    order = torch.Generator().manual_seed(1)
+    fit(
+        LoadedModel(model),
+        20,
+        plain_batches(data, torch.device("cpu"), order),
+        cross_entropy_objective,
+        TrainingSettings(batch_size=5, local_epochs=2),
+        learning_rate=0.1,
+        generator=order,
+        precondition=precondition,
+    )
+    return digest(params_of(model))
 
 
-def test_batch_norm_in_evaluation_has_its_running_statistics() -> None:
-    model, (inputs, labels) = batch_norm_model().train(), draw(9, 1, 6, 6)
-    model(inputs)
-    model.eval()
-    assert_close(diagonal_fisher(model, inputs, labels), slow_fisher(model, inputs, labels))
+def test_fit_without_a_preconditioner_is_fit_with_one_that_does_nothing() -> None:
+    idle = fitted(lambda model, batch, computes: None)
+    assert fitted(None) == idle == fitted(None, warmup_steps=1000) != fitted(None, warmup_steps=5)
 
 
-def test_buffers_gradients_modes_and_random_numbers_are_left_alone() -> None:
-    model, (inputs, labels) = batch_norm_model().train(), draw(9, 1, 6, 6)
-    model[1].eval()  # type: ignore[index]
-    before, modes = digest(params_of(model)), [m.training for m in model.modules()]
-    random = torch.random.get_rng_state()
-    diagonal_fisher(model, inputs, labels)
-    assert digest(params_of(model)) == before
-    assert [m.training for m in model.modules()] == modes
-    momenta = [m.momentum for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-    assert momenta == [0.1, None]
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(torch.random.get_rng_state(), random)
-
-
-def test_frozen_parameters_have_no_fisher_information() -> None:
-    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3))
-    model[0].requires_grad_(requires_grad=False)
-    inputs, labels = draw(3, 4)
-    fisher = diagonal_fisher(model, inputs, labels)
-    assert list(fisher) == ["1.weight", "1.bias"]
-    assert_close(fisher, slow_fisher(model, inputs, labels))
+# The method.
 
 
 class Branching(nn.Linear):
@@ -202,155 +230,6 @@ def test_models_without_gradients_of_single_samples_are_refused(
     trained = goldfish.train(federation, rounds=1)
     with pytest.raises(goldfish.ConfigError, match="gradient of each sample"):
         goldfish.unlearn(trained, REQUESTS["samples"], method=RAPID_RETRAIN, rounds=1)
-
-
-# The preconditioner.
-
-
-FREE = 1e9
-"""A bound that no scale reaches."""
-
-
-@given(
-    values=st.lists(st.floats(0, 1e3, width=32), min_size=2, max_size=9),
-    damping=st.floats(0.01, 100),
-    max_scale=st.floats(1, 10),
-)
-def test_the_expected_gain_of_a_step_is_that_of_a_plain_one_or_less(
-    values: list[float], damping: float, max_scale: float
-) -> None:
-    """The sum of F * scale is the sum of F, or less at the bound; scales fall as F rises."""
-    fisher = {"a": torch.tensor(values[:1]), "b": torch.tensor(values[1:])}
-    free, bounded = (
-        torch.cat(list(fisher_scales(fisher, damping, most).values())).double()
-        for most in (FREE, max_scale)
-    )
-    f = torch.cat(list(fisher.values())).double()
-    assert torch.isfinite(free).all()
-    assert (bounded > 0).all()
-    assert bounded.max() <= max_scale * (1 + 1e-5)
-    if f.sum() == 0:
-        assert torch.allclose(free, torch.ones_like(free))
-    elif f.mean() > 1e-30:
-        assert (f * free).sum().item() == pytest.approx(f.sum().item(), rel=1e-3)
-        assert (f * bounded).sum().item() <= f.sum().item() * (1 + 1e-3)
-        assert (free[f.argsort()].diff() <= 1e-6 * free.max()).all()
-
-
-def test_one_large_value_does_not_enlarge_all_other_steps() -> None:
-    """Without the bound, 999 parameters would take steps some 999 times as long."""
-    fisher = {"a": torch.full((1000,), 1e-9)}
-    fisher["a"][0] = 1.0
-    assert fisher_scales(fisher, 1.0, FREE)["a"].max() > 900
-    assert fisher_scales(fisher, 1.0, 5.0)["a"].max() == pytest.approx(5)
-
-
-@given(c=st.floats(1e-3, 1e3))
-def test_scales_do_not_depend_on_the_unit_of_the_loss(c: float) -> None:
-    fisher = {"a": torch.tensor([0.5, 3.0, 0.0]), "b": torch.tensor([[7.0]])}
-    scaled = fisher_scales({n: c * t for n, t in fisher.items()}, 0.3, FREE)
-    for name, t in fisher_scales(fisher, 0.3, FREE).items():
-        torch.testing.assert_close(scaled[name], t)
-
-
-def test_equal_fisher_information_leaves_plain_steps() -> None:
-    scales = fisher_scales({"a": torch.full((4,), 0.25)}, 2.0, 1.0)
-    torch.testing.assert_close(scales["a"], torch.ones(4))
-
-
-def test_the_average_is_the_corrected_exponential_one() -> None:
-    """Against its textbook form: v = d v + (1 - d) F from v = 0, divided by 1 - d^t."""
-    decay, v = 0.8, 0.0
-    mean: dict[str, Tensor] = {}
-    for count, value in enumerate([1.0, 5.0, 2.0, 7.0], start=1):
-        mean = dict(average_fisher(mean, {"a": torch.tensor(value)}, count, decay))
-        v = decay * v + (1 - decay) * value
-        assert mean["a"].item() == pytest.approx(v / (1 - decay**count), rel=1e-6)
-
-
-def preconditioned(**settings: Any) -> tuple[list[bool], int]:
-    """Return which of 7 steps on 4 samples were scaled, and how many samples were measured."""
-    torch.manual_seed(0)
-    model, (inputs, labels) = nn.Linear(5, 3), draw(4, 5)
-    precondition = FisherPreconditioner(RapidRetrainSettings(**settings))
-    scaled = []
-    for _ in range(7):
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        precondition(model, Batch(inputs, labels))
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        scaled.append(any(not torch.equal(g, torch.ones_like(g)) for g in gradients))
-    return scaled, precondition.samples
-
-
-def test_the_warm_up_is_plain() -> None:
-    assert preconditioned(warmup_steps=3) == ([False] * 3 + [True] * 4, 7 * 4)
-    assert preconditioned(warmup_steps=0) == ([True] * 7, 7 * 4)
-
-
-def test_fisher_every() -> None:
-    """Measured at steps 1, 4 and 7."""
-    assert preconditioned(warmup_steps=0, fisher_every=3) == ([True] * 7, 3 * 4)
-
-
-def trained_in_parts(parts: list[int], **settings: Any) -> tuple[str, dict[str, Tensor]]:
-    """Train for so many steps on ever new batches, each part with what the one before it kept."""
-    torch.manual_seed(0)
-    model, kept, seed = nn.Linear(5, 3), None, 0
-    for steps in parts:
-        precondition = FisherPreconditioner(RapidRetrainSettings(**settings), kept)
-        for _ in range(steps):
-            inputs, labels = draw(4, 5, seed=(seed := seed + 1))
-            model.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            precondition(model, Batch(inputs, labels))
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.sub_(0.1 * torch.as_tensor(parameter.grad))
-        kept = precondition.kept
-    return digest(params_of(model)), dict(kept or {})
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("warmup_steps", [0, 2, 5])
-def test_rounds_go_on_where_the_last_one_ended(every: int, warmup_steps: int) -> None:
-    """Average, warm-up and the steps between two measurements, bit for bit."""
-    settings = {"fisher_every": every, "warmup_steps": warmup_steps}
-    whole, kept = trained_in_parts([9], **settings)
-    parted, again = trained_in_parts([4, 1, 4], **settings)
-    assert whole == parted
-    assert digest(kept) == digest(again)
-    assert sorted(kept) == ["/steps", "bias", "weight"]
-    assert trained_in_parts([9], **{**settings, "fisher_decay": 0.5})[0] != whole
-
-
-def fitted(precondition: Any, **more: Any) -> str:
-    torch.manual_seed(0)
-    model, (inputs, labels) = batch_norm_model(), draw(20, 1, 6, 6)
-    model[4].p = 0.0  # type: ignore[index]
-    data = TensorExamples(inputs, labels, [str(i) for i in range(20)])
-    order = torch.Generator().manual_seed(1)
-    fit(
-        LoadedModel(model),
-        20,
-        plain_batches(data, torch.device("cpu"), order),
-        cross_entropy_objective,
-        TrainingSettings(batch_size=5, local_epochs=2),
-        learning_rate=0.1,
-        generator=order,
-        precondition=precondition,
-        **more,
-    )
-    return digest(params_of(model))
-
-
-def test_fit_without_a_preconditioner_is_fit_with_one_that_does_nothing() -> None:
-    warm = FisherPreconditioner(RapidRetrainSettings(warmup_steps=1000))
-    assert fitted(None) == fitted(lambda model, batch: None) == fitted(warm)
-    assert fitted(None) != fitted(FisherPreconditioner(RapidRetrainSettings()))
-
-
-# The method.
 
 
 @pytest.fixture

@@ -351,7 +351,8 @@ def test_a_precondition_changes_the_gradients_of_a_step() -> None:
     before = P.params_of(model)
     sizes: list[int] = []
 
-    def ones(model: nn.Module, batch: Batch) -> None:
+    def ones(model: nn.Module, batch: Batch, computes: nn.Module) -> None:
+        assert computes is model
         sizes.append(len(batch.labels))
         for p in model.parameters():
             assert p.grad is not None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from goldfish import params as P  # noqa: N812
 from goldfish.data import RandomCropFlip, Subset, TensorExamples
+from goldfish.methods.rapid_retrain import FisherPreconditioner, RapidRetrainSettings
 from goldfish.settings import TrainingSettings
 from goldfish.training import graphs
 from goldfish.training.batches import (
@@ -33,6 +34,7 @@ from goldfish.training.graphs import ROWS, Pace, Repeat, Replay
 from goldfish.training.sgd import Sgd, TrainingStep
 from goldfish.training.teacher import Teacher
 from goldfish.training.workspace import LoadedModel
+from goldfish.types import Params
 from goldfish.unlearning.basic_model import GoldfishObjective, GoldfishSettings
 
 CPU = torch.device("cpu")
@@ -165,6 +167,58 @@ def test_recorded_training_is_the_plain_one(
     for name, expected in theirs.items():
         if expected.is_floating_point():  # what is done again here counts itself, too
             assert torch.allclose(ours[name], expected, rtol=0, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("norm", "every", "recordings"),
+    [(nn.Identity, 1, 2), (nn.BatchNorm1d, 1, 2), (nn.BatchNorm1d, 2, 0), (nn.LayerNorm, 1, 0)],
+)
+def test_clients_share_recorded_steps_and_keep_their_own_fisher_information(
+    norm: Callable[[int], nn.Module], every: int, recordings: int
+) -> None:
+    """Two clients in turns, three rounds, four batches of 10 and one of 5: two shapes.
+
+    The first two of a client's steps are plain. Steps that are not measured each time, or sample by
+    sample, are not recorded.
+    """
+    examples, record = images(90, 0), Recordings()
+    wanted = RapidRetrainSettings(warmup_steps=2, fisher_every=every)
+    found: list[list[Params]] = []
+    counted: list[list[int]] = []
+    for recorder in (None, record):
+        model = LoadedModel(network(norm), recorder)
+        kept: dict[int, Params] = {}
+        counts = []
+        for client in [0, 1] * 3:
+            mine = Subset(examples, range(45 * client, 45 * client + 45))
+            precondition = model.shared(FisherPreconditioner, wanted)
+            precondition.load(kept.get(client))
+            fit(
+                model,
+                45,
+                plain_batches(mine, CPU, seeded(11)),
+                cross_entropy_objective,
+                TrainingSettings(batch_size=10),
+                learning_rate=0.05,
+                generator=seeded(11),
+                precondition=precondition,
+            )
+            kept[client] = precondition.kept
+            counts.append(precondition.samples)
+        found.append([model.params(), *kept.values()])
+        counted.append(counts)
+    assert record.count == recordings
+    assert P.distance(found[0][0], P.params_of(network(norm))) > 0.1, "something was learned"
+    for plain, recorded in zip(*found, strict=True):
+        for name, expected in plain.items():
+            if name != "2.num_batches_tracked":  # what is done again here counts itself, too
+                assert torch.allclose(recorded[name], expected, rtol=1e-4, atol=1e-6), name
+    _, one, other = found[1]
+    assert one["/steps"].item() == other["/steps"].item() == 15
+    assert not torch.equal(one["3.bias"], other["3.bias"])
+    assert counted[0] == counted[1]
+    if every == 1:
+        assert counted[0] == [45] * 6
 
 
 def batchnorm_step(momentum: float | None) -> tuple[nn.BatchNorm1d, TrainingStep]:

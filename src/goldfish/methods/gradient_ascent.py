@@ -135,7 +135,7 @@ def ascent_objective(model: nn.Module, batch: Batch) -> Loss:
 def clipping(longest: float) -> Precondition:
     """Return what shortens a model's gradient, all weights together, to ``longest``."""
 
-    def clip(model: nn.Module, _batch: Batch) -> None:
+    def clip(model: nn.Module, _batch: Batch, _computes: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), longest)
 
     return clip

@@ -33,7 +33,7 @@ class Fitted:
     teacher_samples: int = 0
     """Samples that passed through a teacher; filled in by the caller of :func:`fit`."""
     fisher_samples: int = 0
-    """Samples whose gradients were computed one by one; filled in by the caller too."""
+    """Samples whose own gradients were squared; filled in by the caller too."""
 
 
 def fit(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from goldfish.hardware.gpu import to_cpu, work_given
 from goldfish.training.batches import Draw, ExampleBatches, Gatherer, fold
-from goldfish.training.sgd import Epoch, Objective, Sgd, TrainingStep
+from goldfish.training.sgd import Epoch, Objective, Recordable, Sgd, TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -200,23 +200,33 @@ def walk(step: Callable[[Draw], object], draws: Draw) -> None:
 class Recorder:
     """Keeps the recorded steps of one model on a GPU, for all trainings that are alike.
 
-    Alike are trainings with one objective on one dataset: the clients of a federation. Once a step
+    Alike are trainings with one objective on one dataset, and with the same object to precondition
+    them, if any: the clients of a federation. Once a step
     is recorded, the model's weights must stay where they are in memory.
     """
 
     def __init__(self, model: nn.Module, record: RecordWork) -> None:
         @functools.lru_cache(maxsize=KEPT_RECORDINGS)
-        def kept(gather: Gatherer, objective: Objective, sgd: Sgd) -> RecordedTrainer:
-            step = TrainingStep(model, objective, sgd, torch.zeros((), device=gather.device))
+        def kept(
+            gather: Gatherer, objective: Objective, sgd: Sgd, precondition: Recordable | None
+        ) -> RecordedTrainer:
+            rate = torch.zeros((), device=gather.device)
+            step = TrainingStep(model, objective, sgd, rate, precondition)
             return RecordedTrainer(step, gather, record)
 
         self._kept = kept
 
     def trainer(
-        self, batches: ExampleBatches, objective: Objective, sgd: Sgd, learning_rate: float
+        self,
+        batches: ExampleBatches,
+        objective: Objective,
+        sgd: Sgd,
+        learning_rate: float,
+        precondition: Recordable | None = None,
     ) -> RecordedTrainer:
         """Return what takes the steps of a training, recorded before or still to be recorded."""
-        return self._kept(batches.gather, objective, sgd).start(batches, learning_rate)
+        trainer = self._kept(batches.gather, objective, sgd, precondition)
+        return trainer.start(batches, learning_rate)
 
 
 class RecordedTrainer:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,28 @@ class Loss:
 Objective: TypeAlias = Callable[[nn.Module, Batch], Loss]
 """The loss of a model on a batch; has no state and draws no random numbers."""
 
-Precondition: TypeAlias = Callable[[nn.Module, Batch], None]
-"""Changes the gradients in place, between the backward pass on the batch and the step."""
+Precondition: TypeAlias = Callable[[nn.Module, Batch, nn.Module], None]
+"""Changes the gradients in place, between the backward pass on the batch and the step.
+
+It gets the model, the batch, and what computed the logits: the model or its :class:`HalfCopy`.
+"""
+
+
+@runtime_checkable
+class Recordable(Hashable, Protocol):
+    """A precondition that says what a recording of its steps must know."""
+
+    @property
+    def recordable(self) -> bool:
+        """Whether its steps can be recorded."""
+
+    @property
+    def state(self) -> Sequence[Tensor]:
+        """All that it changes beside the gradients: tensors that stay where they are."""
+
+    def __call__(self, model: nn.Module, batch: Batch, computes: nn.Module, /) -> None:
+        """Change the gradients in place."""
+
 
 AfterStep: TypeAlias = Callable[[nn.Module, Loss], bool]
 """Gets the model after a step and the loss before it; True ends the training."""
@@ -104,13 +124,19 @@ class TrainingStep:
     """A step of SGD on a batch; ``sums`` adds up total and risk of all, on the model's device."""
 
     def __init__(
-        self, model: nn.Module, objective: Objective, sgd: Sgd, learning_rate: float | Tensor
+        self,
+        model: nn.Module,
+        objective: Objective,
+        sgd: Sgd,
+        learning_rate: float | Tensor,
+        precondition: Precondition | None = None,
     ) -> None:
         device = next(model.parameters()).device
         _set_precision(sgd.precision, device)
         self.model = model
         self._half = HalfCopy(model) if sgd.precision == "bf16" else None
         self._objective = objective
+        self._precondition = precondition
         self.optimizer = FusedSgd(model.parameters(), sgd, learning_rate)
         self._norms = [
             module
@@ -120,9 +146,7 @@ class TrainingStep:
         self.sums = torch.zeros(2, device=device)
         self._total, self._risk = self.sums
 
-    def __call__(
-        self, gather: Callable[[], Batch], precondition: Precondition | None = None
-    ) -> tuple[Batch, Loss]:
+    def __call__(self, gather: Callable[[], Batch]) -> tuple[Batch, Loss]:
         """Gather a batch and take the step."""
         self.optimizer.zero_grad()
         if self._half is None:
@@ -131,8 +155,8 @@ class TrainingStep:
             loss.total.backward()
         else:
             batch, loss = self._half.backward(gather, self._objective)
-        if precondition is not None:
-            precondition(self.model, batch)
+        if self._precondition is not None:
+            self._precondition(self.model, batch, self._half or self.model)
         self.optimizer.step()
         if loss.risk is loss.total:
             self.sums += loss.total.detach()
@@ -150,6 +174,8 @@ class TrainingStep:
             *self.optimizer.velocities,
             self.sums,
         ]
+        if isinstance(self._precondition, Recordable):
+            changing += self._precondition.state
         with torch.no_grad():
             before = [t.clone() for t in changing]
         device = self.sums.device
@@ -203,7 +229,8 @@ class HalfCopy(nn.Module):
         """Return what the model says, computed with the copies."""
         if inputs.dim() == 4 and inputs.is_floating_point():
             inputs = inputs.to(torch.bfloat16, memory_format=torch.channels_last)
-        logits: Tensor = functional_call(self.model, self._copies, (inputs,))
+        with torch.autocast("cuda", torch.bfloat16):
+            logits: Tensor = functional_call(self.model, self._copies, (inputs,))
         return logits.float()
 
     def backward(self, gather: Callable[[], Batch], objective: Objective) -> tuple[Batch, Loss]:
@@ -233,7 +260,6 @@ class PlainTrainer:
 
     step: TrainingStep
     batches: BatchSource
-    precondition: Precondition | None = None
     after_step: AfterStep | None = None
 
     def run(self, order: Tensor, sizes: Sequence[int]) -> Epoch:
@@ -242,7 +268,7 @@ class PlainTrainer:
         self.step.sums.zero_()
         ended, steps, samples = False, 0, 0
         for positions in order.split(list(sizes)):
-            batch, loss = self.step(partial(self.batches, positions), self.precondition)
+            batch, loss = self.step(partial(self.batches, positions))
             samples += len(batch.labels) + (0 if batch.removed is None else len(batch.removed[1]))
             steps += 1
             ended = self.after_step is not None and self.after_step(self.step.model, loss)

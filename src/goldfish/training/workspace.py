@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,10 +22,14 @@ from goldfish.training.sgd import (
     Objective,
     PlainTrainer,
     Precondition,
+    Recordable,
     Sgd,
     TrainingStep,
 )
 from goldfish.types import ModelFactory, Params
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 MEMBERS = "members."
 """How the names of an ensemble's parameters begin."""
@@ -69,6 +74,7 @@ class LoadedModel:
         self.device = next(module.parameters()).device
         self._rows = DeviceRows(module) if self.device.type == "cuda" else None
         self._recorder = None if record is None else Recorder(module, record)
+        self._shared: dict[Hashable, object] = {}
 
     def load(self, params: Params) -> None:
         """Replace all weights and buffers, on a GPU all of them at once."""
@@ -80,6 +86,12 @@ class LoadedModel:
     def params(self) -> Params:
         """Return a copy, on the CPU, of all weights and buffers."""
         return params_of(self.module) if self._rows is None else self._rows.read()
+
+    def shared(self, make: Callable[[nn.Module, K], T], key: K) -> T:
+        """Return what ``make`` makes of the module and ``key``: one for all that ask for it."""
+        if (make, key) not in self._shared:
+            self._shared[make, key] = make(self.module, key)
+        return cast("T", self._shared[make, key])
 
     def trainer(
         self,
@@ -93,14 +105,16 @@ class LoadedModel:
         """Return what takes the steps of a training: by replaying them where that can be done."""
         if (
             self._recorder is not None
-            and precondition is None
             and after_step is None
             and isinstance(batches, ExampleBatches)
             and batches.gather.on_device
         ):
-            return self._recorder.trainer(batches, objective, sgd, learning_rate)
-        step = TrainingStep(self.module, objective, sgd, learning_rate)
-        return PlainTrainer(step, batches, precondition, after_step)
+            if precondition is None:
+                return self._recorder.trainer(batches, objective, sgd, learning_rate)
+            if isinstance(precondition, Recordable) and precondition.recordable:
+                return self._recorder.trainer(batches, objective, sgd, learning_rate, precondition)
+        step = TrainingStep(self.module, objective, sgd, learning_rate, precondition)
+        return PlainTrainer(step, batches, after_step)
 
 
 _building = threading.Lock()
