@@ -164,8 +164,11 @@ class _Layer(torch.autograd.Function):
         tiles = TILES[channels]
         kernels.convolve[(_programs(rows, tiles.convolve),)](
             *(images, weight, values, sums, shortcut, scale, shift, *running),
-            *(height, width, tall, wide, rows, counted, norm.eps),
-            *(0, *weight.stride()),
+            *(rows, counted, norm.eps, 0, *weight.stride()),
+            HEIGHT=height,
+            WIDTH=width,
+            OUT_HEIGHT=tall,
+            OUT_WIDTH=wide,
             INPUTS=inputs,
             PADDED=max(inputs, min(CHANNELS)),
             OUTPUTS=channels,
@@ -226,7 +229,11 @@ class _Layer(torch.autograd.Function):
         columns = min(tiles.columns, 1 << (9 * inputs - 1).bit_length())
         programs = (_programs(rows, block * blocks), _programs(9 * inputs, columns))
         kernels.of_weight[programs](
-            *(images, of_values, of_weight, height, width, tall, wide, rows),
+            *(images, of_values, of_weight, rows),
+            HEIGHT=height,
+            WIDTH=width,
+            OUT_HEIGHT=tall,
+            OUT_WIDTH=wide,
             INPUTS=inputs,
             OUTPUTS=channels,
             STRIDE=ctx.stride,
@@ -260,8 +267,11 @@ def _of_images(images: Tensor, weight: Tensor, of_values: Tensor, stride: int) -
     by_out, by_in, by_row, by_column = weight.stride()
     kernels.convolve[(_programs(rows, block),)](
         *(of_values, weight, found, *[None] * 6),
-        *(height, width, height, width, rows, 0, 0.0),
-        *(2 * by_row + 2 * by_column, by_in, by_out, -by_row, -by_column),
+        *(rows, 0, 0.0, 2 * by_row + 2 * by_column, by_in, by_out, -by_row, -by_column),
+        HEIGHT=height,
+        WIDTH=width,
+        OUT_HEIGHT=height,
+        OUT_WIDTH=width,
         INPUTS=channels,
         PADDED=channels,
         OUTPUTS=inputs,

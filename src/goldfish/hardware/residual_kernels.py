@@ -12,10 +12,16 @@ import triton.language as tl
 
 
 @triton.jit
+def within(place, size: tl.constexpr):
+    """Tell whether ``0 <= place < size``, by one comparison."""
+    return place.to(tl.uint32) < size
+
+
+@triton.jit
 def convolve(
     images, weight, outputs, sums, shortcut, scale, shift, mean, variance,
-    height, width, out_height, out_width, rows, counted, eps,
-    begin, by_out, by_in, by_row, by_column,
+    rows, counted, eps, begin, by_out, by_in, by_row, by_column,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     INPUTS: tl.constexpr, PADDED: tl.constexpr, OUTPUTS: tl.constexpr, STRIDE: tl.constexpr,
     STATISTICS: tl.constexpr, NORMALISED: tl.constexpr, SHORTCUT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK: tl.constexpr,
@@ -27,19 +33,17 @@ def convolve(
     ``begin + o by_out + i by_in + r by_row + c by_column``.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    image = row // (out_height * out_width)
-    pixel = row % (out_height * out_width)
-    top = pixel // out_width * STRIDE - 1
-    left = pixel % out_width * STRIDE - 1
+    top = row // OUT_WIDTH % OUT_HEIGHT * STRIDE - 1
+    left = row % OUT_WIDTH * STRIDE - 1
+    corner = (row // (OUT_HEIGHT * OUT_WIDTH) * HEIGHT + top) * WIDTH + left
     inputs = tl.arange(0, PADDED)
     channels = tl.arange(0, OUTPUTS)
     some = (inputs < INPUTS)[:, None]
     taps = weight + begin + inputs[:, None] * by_in + channels[None, :] * by_out
     total = tl.zeros([BLOCK, OUTPUTS], tl.float32)
-    for tap in tl.static_range(9):
-        h, w = top + tap // 3, left + tap % 3
-        inside = (h >= 0) & (h < height) & (w >= 0) & (w < width) & (row < rows)
-        place = ((image * height + h) * width + w) * INPUTS
+    for tap in range(9):
+        place = (corner + (tap // 3 * WIDTH + tap % 3)) * INPUTS
+        inside = within(top + tap // 3, HEIGHT) & within(left + tap % 3, WIDTH) & (row < rows)
         seen = tl.load(
             images + place[:, None] + inputs[None, :],
             mask=inside[:, None] & (inputs < INPUTS)[None, :],
@@ -162,7 +166,8 @@ def normalise_backward(
 @triton.jit
 def of_weight(
     images, gradient, found,
-    height, width, out_height, out_width, rows,
+    rows,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -172,18 +177,19 @@ def of_weight(
     """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     channels = tl.arange(0, OUTPUTS)
-    tap = (column // INPUTS)[None, :]
+    down, right = column // (3 * INPUTS), column // INPUTS % 3
+    shift = (down * WIDTH + right) * INPUTS + column % INPUTS
     wanted = (column < 9 * INPUTS)[None, :]
     total = tl.zeros([OUTPUTS, COLUMNS], tl.float32)
     for block in range(BLOCKS):
         row = (tl.program_id(0) * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
         there = (row < rows)[:, None]
-        image = (row // (out_height * out_width))[:, None]
-        pixel = row % (out_height * out_width)
-        h = (pixel // out_width * STRIDE - 1)[:, None] + tap // 3
-        w = (pixel % out_width * STRIDE - 1)[:, None] + tap % 3
-        inside = (h >= 0) & (h < height) & (w >= 0) & (w < width) & there & wanted
-        place = ((image * height + h) * width + w) * INPUTS + (column % INPUTS)[None, :]
+        top = row // OUT_WIDTH % OUT_HEIGHT * STRIDE - 1
+        left = row % OUT_WIDTH * STRIDE - 1
+        corner = (row // (OUT_HEIGHT * OUT_WIDTH) * HEIGHT + top) * WIDTH + left
+        inside = within(top[:, None] + down[None, :], HEIGHT)
+        inside &= within(left[:, None] + right[None, :], WIDTH) & there & wanted
+        place = (corner * INPUTS)[:, None] + shift[None, :]
         seen = tl.load(images + place, mask=inside, other=0.0)
         place = row[:, None] * OUTPUTS + channels[None, :]
         coming = tl.load(gradient + place, mask=there, other=0.0)
