@@ -44,11 +44,13 @@ def federation(
     return goldfish.InProcess(members, factory, device="cuda", **options), requests
 
 
-def results(model: str, graphs: bool, **settings: Any) -> tuple[Params, Params, float]:
+def results(
+    model: str, graphs: bool, *, compiled: bool = False, **settings: Any
+) -> tuple[Params, Params, float]:
     """Train and unlearn; return both models, and the accuracy of the second on all digits."""
     train, test = digits()
     factory = model_factory(model, num_classes=10, image_shape=SHAPE)
-    members, requests = federation(4, factory, graphs=graphs)
+    members, requests = federation(4, factory, graphs=graphs, compiled=compiled)
     trained = goldfish.train(members, test=test, batch_size=20, **settings)
     unlearned = goldfish.unlearn(trained, requests, test=test)
     right = [
@@ -67,7 +69,7 @@ def worst(ours: Params, theirs: Params) -> float:
 def test_in_fp32_recorded_and_plain_steps_agree(model: str, augment: bool) -> None:
     # From fresh weights a ResNet blows a difference of 1e-7 up to 1 within an epoch at 0.01.
     rate = 0.01 if model == "lenet5" else 1e-5
-    settings = {"rounds": 1, "learning_rate": rate, "augment": augment}
+    settings: dict[str, Any] = {"rounds": 1, "learning_rate": rate, "augment": augment}
     ours, theirs = results(model, graphs=True, **settings), results(model, graphs=False, **settings)
     assert worst(ours[0], theirs[0]) < 1e-4
     assert worst(ours[1], theirs[1]) < 1e-4
@@ -102,7 +104,7 @@ def test_preconditioned_steps_are_recorded_and_agree_with_plain_ones(
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_bf16_ends_at_the_accuracy_of_fp32(graphs: bool) -> None:
-    settings = {"rounds": 12, "learning_rate": 0.01, "local_epochs": 2}
+    settings: dict[str, Any] = {"rounds": 12, "learning_rate": 0.01, "local_epochs": 2}
     exact = results("lenet5", graphs=False, precision="fp32", **settings)
     half = results("lenet5", graphs=graphs, precision="bf16", **settings)
     assert exact[2] > 95
@@ -111,7 +113,7 @@ def test_bf16_ends_at_the_accuracy_of_fp32(graphs: bool) -> None:
 
 
 def test_tf32_trains() -> None:
-    settings = {"rounds": 3, "learning_rate": 0.001}
+    settings: dict[str, Any] = {"rounds": 3, "learning_rate": 0.001}
     exact = results("lenet5", graphs=True, precision="fp32", **settings)
     fast = results("lenet5", graphs=True, precision="tf32", **settings)
     assert 0 < worst(fast[0], exact[0]) < 0.01
@@ -197,28 +199,21 @@ def test_a_compiled_resnet_is_as_exact_as_pytorchs(joint: bool) -> None:
     assert errors[0] < 1.2 * errors[1]
 
 
-def test_a_compiled_resnet_predicts_and_trains_as_pytorchs() -> None:
+def test_a_compiled_resnet_predicts_as_pytorchs() -> None:
     test = digits()[1]
-    factory = model_factory("resnet20", num_classes=10, image_shape=SHAPE)
-    model = factory().cuda()
+    model = model_factory("resnet20", num_classes=10, image_shape=SHAPE)().cuda()
     plain = predict(model, test)
     model.compile(dynamic=False)
     assert torch.allclose(predict(model, test), plain, atol=1e-3)
-    right = []
-    for compiled in (True, False):
-        members, requests = federation(4, factory, compiled=compiled)
-        settings: dict[str, Any] = {
-            "rounds": 4,
-            "learning_rate": 0.05,
-            "batch_size": 20,
-            "precision": "bf16",
-        }
-        trained = goldfish.train(members, test=test, augment=True, local_epochs=2, **settings)
-        unlearned = goldfish.unlearn(trained, requests, test=test)
-        right += [step.rounds[-1].scores for step in (trained, unlearned)]
-    accuracies = [scores.accuracy for scores in right if scores is not None]
-    assert len(accuracies) == 4
-    assert accuracies[:2] == pytest.approx(accuracies[2:], abs=3)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_a_compiled_resnet_trains_and_unlearns_as_pytorchs(augment: bool) -> None:
+    settings: dict[str, Any] = {"rounds": 1, "learning_rate": 1e-5, "augment": augment}
+    ours = results("resnet20", graphs=True, compiled=True, **settings)
+    theirs = results("resnet20", graphs=False, **settings)
+    assert worst(ours[0], theirs[0]) < 1e-4
+    assert worst(ours[1], theirs[1]) < 1e-4
 
 
 class Branching(nn.Module):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from goldfish.data import RandomCropFlip
 from goldfish.errors import ConfigError
@@ -73,24 +74,32 @@ def teacher_of(
     ``name`` is that of the task's constant. A teacher does not change in a phase, so it is asked in
     the first round that the client takes part in, and its logits are kept for the others: one set
     for each ``purpose`` (a shard), until another phase comes. Where the inputs change, by
-    augmentation or in the dataset itself, the model is asked batch by batch.
+    augmentation or in the dataset itself, the model is asked batch by batch; of the data without
+    augmentation its logits are kept then too, once they are needed.
     """
     constant = task.constants[name]
-    if not task.training.augment:
-        fingerprint = f"{task.context.phase} {constant.digest} {digest_of_ids(examples)}"
-        key = "/".join(["teacher-logits", *map(str, purpose)])
-        no_logits, asked = torch.empty(0), 0  # no logits stand for inputs that change
-        found, logits = client.state.cache.get(key, ("", no_logits))
+    fingerprint = f"{task.context.phase} {constant.digest} {digest_of_ids(examples)}"
+    key = "/".join(["teacher-logits", *map(str, purpose)])
+    cache = client.state.cache
+    no_logits = torch.empty(0)  # no logits stand for inputs that change
+
+    def known() -> tuple[Tensor, int]:
+        found, logits = cache.get(key, ("", no_logits))
+        asked = 0
         if found != fingerprint:
             logits = no_logits
             if reads_alike(examples):
                 teacher = workspace.load("teacher", constant.params)
                 logits = predict(teacher.module, examples).to(teacher.device)
                 asked = len(examples)
-            client.state.cache[key] = fingerprint, logits
+            cache[key] = fingerprint, logits
+        return logits, asked
+
+    if not task.training.augment:
+        logits, asked = known()
         if len(logits):
             return Teacher(logits, asked)
-    return Teacher(workspace.load("teacher", constant.params).module)
+    return Teacher(workspace.load("teacher", constant.params).module, known=known)
 
 
 def digest_of_ids(examples: Examples) -> str:
