@@ -163,6 +163,18 @@ def test_with_augmentation_every_look_is_counted(method: str) -> None:
     assert cost.teacher_samples == Pictures.asked == ROUNDS * 2 * 24 + incompetent(method, epochs=2)
 
 
+@pytest.mark.parametrize("method", ["goldfish", "goldfish-warm"])
+def test_with_augmentation_the_local_stop_asks_once(method: str) -> None:
+    """About the 24 remaining samples as they are, beside every look at augmented ones."""
+    images = torch.randn(30, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    ids = [f"c1-{i}" for i in range(30)]
+    clients = [Client("client-1", TensorExamples(images, torch.arange(30) % 3, ids))]
+    trained = train(clients, Pictures, augment=True, local_epochs=2)
+    Pictures.asked = 0
+    cost = unlearn(trained, method, delta=0.0)
+    assert cost.teacher_samples == Pictures.asked == 24 + ROUNDS * 2 * 24
+
+
 def test_methods_without_a_teacher_ask_none(make_clients: MakeClients) -> None:
     trained = train(make_clients(), watched())
     assert unlearn(trained, "retrain").teacher_samples == seen() == 0

@@ -26,6 +26,10 @@ FIRST = "first"
 
 LAST = torch.channels_last
 
+_sizes = attrgetter(
+    *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "bias")
+)
+
 _hooks = attrgetter(
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 )
@@ -48,7 +52,7 @@ TILES = {
     32: Tiles(128, (64, 8), 128, (64, 8), 256),
     64: Tiles(128, (64, 8), 64, (32, 8), 32),
 }
-"""What was fastest on one H200 in bfloat16, by the channels of a layer; half as many in float32."""
+"""What was fastest on one H200 in bfloat16, by the channels of a layer."""
 
 
 class ResidualLayers(nn.Module):
@@ -100,30 +104,36 @@ def _in_kernels(
         None if t is None else t.to(kind).contiguous(memory_format=LAST) for t in (inputs, shortcut)
     )
     first = vars(norm).get(FIRST, len(inputs))
-    weight = convolution.weight
-    if isinstance(weight, nn.Parameter) and not weight.is_contiguous(memory_format=LAST):
-        weight.data = weight.data.contiguous(memory_format=LAST)  # once: it is read in this order
-    held = (weight, norm.weight, norm.bias, added)
+    held = (convolution.weight, norm.weight, norm.bias, added)
     return cast("Tensor", _Layer.apply(images, *held, norm, convolution.stride[0], first))  # type: ignore[no-untyped-call]
 
 
 def _suits(inputs: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
     """Tell whether the kernels compute such a layer; others, and layers with hooks, they do not."""
+    if torch.compiler.is_compiling() or not (inputs.is_cuda and inputs.dim() == 4):
+        return False
     channels_out, channels_in, *_ = convolution.weight.shape
+    count, _, height, width = inputs.shape
+    stride = convolution.stride[0]
+    pixels = ((height - 1) // stride + 1) * ((width - 1) // stride + 1)
     return (
-        inputs.is_cuda
-        and inputs.dim() == 4
-        and _in_known_precision(inputs)
+        _in_known_precision(inputs)
         and channels_out in CHANNELS
         and (channels_in in CHANNELS or (channels_in <= min(CHANNELS) and not inputs.requires_grad))
-        and inputs.numel() // channels_in * max(CHANNELS) < 2**31
+        and _sizes(convolution) == ((3, 3), (stride, stride), (1, 1), (1, 1), 1, "zeros", None)
+        and count * height * width * max(CHANNELS) < 2**31
+        and norm.affine
         and norm.running_mean is not None
         and norm.momentum is not None
-        and (norm.training or not torch.is_grad_enabled())
+        and (
+            pixels * vars(norm).get(FIRST, count) > 1
+            if norm.training
+            else not torch.is_grad_enabled()
+        )
         and ("forward" not in vars(norm) or FIRST in vars(norm))
+        and "forward" not in vars(convolution)
         and not any(_hooks(convolution) + _hooks(norm))
         and not is_functorch_wrapped_tensor(inputs)
-        and not torch.compiler.is_compiling()
         and available()
     )
 
@@ -135,7 +145,7 @@ def _in_known_precision(inputs: Tensor) -> bool:
 
 
 def _convolving(images: Tensor, channels: int) -> dict[str, Any]:
-    """Return how :func:`convolve` goes about it: numbers of float32 in parts, which is as exact."""
+    """Return how ``convolve`` multiplies, float32 in parts, and the rows that a program takes."""
     block = TILES[channels].convolve
     if images.dtype == torch.bfloat16:
         return {"PRECISION": "ieee", "BLOCK": block}
@@ -163,8 +173,9 @@ class _Layer(torch.autograd.Function):
         rows, counted = count * tall * wide, first * tall * wide
         shape = (count, channels, tall, wide)
         values = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=LAST)
-        # Sums of values and of squares; of gradients, plain and weighted; the weight's gradient.
-        number = channels * (4 + 9 * inputs) if norm.training else 0
+        # By channel: two sums of values, what they are apart from, and two of gradients; and the
+        # weight's gradient.
+        number = channels * (5 + 9 * inputs) if norm.training else 0
         sums = torch.zeros(number, device=images.device)
         running = (norm.running_mean, norm.running_var)
         how = _convolving(images, channels)
@@ -194,7 +205,8 @@ class _Layer(torch.autograd.Function):
             SHORTCUT=shortcut is not None,
             BLOCK=tiles.values,
         )
-        ctx.save_for_backward(images, weight, scale, values, outputs, sums)
+        ctx.save_for_backward(images, weight, scale, values, outputs)
+        ctx.sums = sums  # not saved: parts of it become gradients, which may be changed
         ctx.counted, ctx.eps, ctx.stride = counted, norm.eps, stride
         ctx.shortcut, ctx.used = shortcut is not None, False
         return outputs
@@ -204,12 +216,13 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from goldfish.hardware import residual_kernels as kernels
 
-        images, weight, scale, values, outputs, sums = ctx.saved_tensors
+        images, weight, scale, values, outputs = ctx.saved_tensors
+        sums = ctx.sums
         coming = gradients[0].contiguous(memory_format=LAST)
         inputs, height, width = images.shape[1:]
         channels, tall, wide = values.shape[1:]
         rows, tiles = values.numel() // channels, TILES[channels]
-        found = sums[2 * channels :]
+        found = sums[3 * channels :]
         if ctx.used:  # a second time, for a graph that was retained
             found = torch.zeros_like(found)
         ctx.used = True

@@ -28,9 +28,9 @@ def convolve(
 ):  # fmt: skip
     """Convolve images.
 
-    With STATISTICS add up values and squares of the first ``counted`` rows; NORMALISED does what
-    :func:`normalise` does, by statistics that are known. Element [o, i, r, c] of the weight is at
-    ``begin + o by_out + i by_in + r by_row + c by_column``.
+    With STATISTICS add up how far the first ``counted`` rows are from ``mean``, and the squares of
+    that; NORMALISED does what :func:`normalise` does, by statistics that are known. Element
+    [o, i, r, c] of the weight is at ``begin + o by_out + i by_in + r by_row + c by_column``.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     top = row // OUT_WIDTH % OUT_HEIGHT * STRIDE - 1
@@ -55,25 +55,30 @@ def convolve(
     place = row[:, None] * OUTPUTS + channels[None, :]
     there = (row < rows)[:, None]
     if STATISTICS:
-        values = tl.where((row < counted)[:, None], rounded.to(tl.float32), 0.0)
-        tl.atomic_add(sums + channels, tl.sum(values, 0), sem="relaxed")
-        tl.atomic_add(sums + OUTPUTS + channels, tl.sum(values * values, 0), sem="relaxed")
+        usual = tl.load(mean + channels)
+        if tl.program_id(0) == 0:
+            tl.store(sums + 2 * OUTPUTS + channels, usual)
+        apart = rounded.to(tl.float32) - usual[None, :]
+        apart = tl.where((row < counted)[:, None], apart, 0.0)
+        tl.atomic_add(sums + channels, tl.sum(apart, 0), sem="relaxed")
+        tl.atomic_add(sums + OUTPUTS + channels, tl.sum(apart * apart, 0), sem="relaxed")
     if NORMALISED:
         factor = tl.load(scale + channels) / tl.sqrt(tl.load(variance + channels) + eps)
         constant = tl.load(shift + channels) - tl.load(mean + channels) * factor
         normal = rounded.to(tl.float32) * factor[None, :] + constant[None, :]
         if SHORTCUT:
             normal += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
-        rounded = tl.maximum(normal, 0.0).to(outputs.dtype.element_ty)
+        rounded = tl.where(normal < 0, 0.0, normal).to(outputs.dtype.element_ty)
     tl.store(outputs + place, rounded, mask=there)
 
 
 @triton.jit
 def moments(sums, channel, counted, eps, CHANNELS: tl.constexpr):
     """Return mean, variance and the inverse standard deviation of each channel."""
-    mean = tl.load(sums + channel) / counted
-    variance = tl.load(sums + CHANNELS + channel) / counted - mean * mean
-    variance = tl.maximum(variance, 0.0)
+    apart = tl.load(sums + channel) / counted
+    variance = tl.load(sums + CHANNELS + channel) / counted - apart * apart
+    variance = tl.where(variance < 0, 0.0, variance)
+    mean = tl.load(sums + 2 * CHANNELS + channel) + apart
     return mean, variance, 1.0 / tl.sqrt(variance + eps)
 
 
@@ -104,7 +109,7 @@ def normalise(
     result = result * factor[None, :] + constant[None, :]
     if SHORTCUT:
         result += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
-    result = tl.maximum(result, 0.0)
+    result = tl.where(result < 0, 0.0, result)  # what is no number stays none
     tl.store(outputs + place, result.to(outputs.dtype.element_ty), mask=there)
 
 

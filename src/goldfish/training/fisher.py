@@ -89,13 +89,14 @@ def _measured(model: nn.Module) -> Iterator[list[_BatchNorm]]:
 def _with_statistics_of_the_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]:
     """Let BatchNorm layers in evaluation mode normalise with the statistics of what they read."""
 
-    def hold(norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+    def hold(norm: _BatchNorm, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        inputs = args[0] if args else named["input"]
         _, mean, scale = torch.native_batch_norm(
-            args[0].detach(), None, None, None, None, training=True, momentum=0.0, eps=norm.eps
+            inputs.detach(), None, None, None, None, training=True, momentum=0.0, eps=norm.eps
         )
         norm.running_mean, norm.running_var = mean.float(), scale.float() ** -2 - norm.eps
 
-    handles = [norm.register_forward_pre_hook(hold) for norm in norms]
+    handles = [norm.register_forward_pre_hook(hold, with_kwargs=True) for norm in norms]
     try:
         yield
     finally:

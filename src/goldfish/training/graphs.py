@@ -200,9 +200,9 @@ def walk(step: Callable[[Draw], object], draws: Draw) -> None:
 class Recorder:
     """Keeps the recorded steps of one model on a GPU, for all trainings that are alike.
 
-    Alike are trainings with one objective on one dataset, and with the same object to precondition
-    them, if any: the clients of a federation. Once a step
-    is recorded, the model's weights must stay where they are in memory.
+    Alike are trainings with one objective on one dataset, such as those of a federation's clients,
+    and with one preconditioner where there is one. Once a step is recorded, the model's weights
+    must stay where they are in memory.
     """
 
     def __init__(self, model: nn.Module, record: RecordWork) -> None:

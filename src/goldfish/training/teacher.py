@@ -17,7 +17,7 @@ class Teacher:
 
     A model is asked batch by batch, about the very inputs that the student sees. ``asked`` counts
     the samples that the teacher looked at. ``known`` returns what a model says of all of the
-    client's data, and of how many samples it was asked for that; nothing, where it does not know.
+    client's data, and of how many samples it was asked for that; no logits where it cannot know.
     """
 
     def __init__(

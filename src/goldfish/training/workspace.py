@@ -170,6 +170,9 @@ class LocalWorkspace:
             module = (Ensemble(built) if count else built[0]).to(self._device)
             if self._compiled:
                 module.compile(dynamic=False)
+            # Before anything holds a weight's place: the kernels read weights in this order.
+            if any(getattr(part, "in_kernels", False) for part in module.modules()):
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             recorded = self._graphs and self._stream is not None
             self._models[key] = LoadedModel(module, DeviceRecord() if recorded else None)
         model = self._models[key]
