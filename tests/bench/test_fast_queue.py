@@ -48,5 +48,5 @@ def test_the_tables_of_the_page_are_those_of_its_runs(capsys: pytest.CaptureFixt
     docs = SCRIPT.parents[1] / "docs"
     runpy.run_path(str(SCRIPT))["main"](["--out", str(docs / "fast"), "--table"])
     tables = capsys.readouterr().out.strip()
-    assert tables.count("| goldfish-sprint |") == 6
+    assert tables.count("| goldfish-sprint |") == 8
     assert tables in (docs / "fast.md").read_text()

@@ -49,10 +49,11 @@ class InProcess:
     that run at a time: each step has generators of its own. ``threads`` are torch's for one client;
     by default one, or with fewer clients than cores their share of the cores. Another number of
     threads may change the last bits, and so may ``compiled``, which has models compiled: LeNets on
-    the CPU as in :mod:`goldfish.hardware.native`, others by torch.compile, after a pause at the
-    start. On a GPU (``device="cuda"``) each worker has a stream of its own, on which recorded
-    training steps are replayed; ``graphs=False`` takes them singly. A client that was asked to
-    remove samples leaves them out of everything from then on, until their ids are taken out of its
+    the CPU as in :mod:`goldfish.hardware.native`, ResNets on a GPU as in
+    :mod:`goldfish.hardware.residual`, others by torch.compile, after a pause at the start. On a
+    GPU (``device="cuda"``) each worker has a stream of its own, on which recorded training steps
+    are replayed; ``graphs=False`` takes them singly. A client that was asked to remove samples
+    leaves them out of everything from then on, until their ids are taken out of its
     ``state.tombstones``; ``remember=False`` is for experiments, which train with them again.
     """
 

@@ -1,1 +1,1 @@
-"""What serves the machine: GPU turns and rows, memory, a LeNet's layers as a CPU computes them."""
+"""What serves the machine: GPU turns and rows, memory, layers as a CPU or a GPU computes them."""
