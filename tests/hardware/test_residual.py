@@ -85,11 +85,11 @@ class Layer:
         added = None
         if self.shortcut is not None:
             added = self.shortcut.contiguous(memory_format=torch.channels_last)
-        result: Tensor = residual._Layer.apply(  # type: ignore[no-untyped-call]
+        outputs: Tensor = residual._Layer.apply(  # type: ignore[no-untyped-call]
             *(self.images, self.convolution.weight, self.norm.weight, self.norm.bias, added),
             *(self.norm, self.convolution.stride[0], self.first),
-        )
-        return result
+        )[0]
+        return outputs
 
     def in_pytorch(self) -> Tensor:
         """BatchNorm by its definition: all samples by the statistics of the first ones."""

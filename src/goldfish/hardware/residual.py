@@ -80,12 +80,15 @@ class ResidualLayers(nn.Module):
         convolution: nn.Conv2d,
         norm: nn.BatchNorm2d,
         shortcut: Tensor | None = None,
-    ) -> Tensor:
-        """Return ``relu(norm(convolution(inputs)) + shortcut)``."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return ``relu(norm(convolution(inputs)) + shortcut)``, and the inputs for a shortcut.
+
+        These save an operation: their gradient is added where that of the convolution is made.
+        """
         if self.in_kernels and _suits(inputs, convolution, norm):
             return _in_kernels(inputs, convolution, norm, shortcut)
         normal: Tensor = norm(convolution(inputs))
-        return F.relu(normal if shortcut is None else normal + shortcut)
+        return F.relu(normal if shortcut is None else normal + shortcut), inputs
 
 
 @functools.cache
@@ -96,7 +99,7 @@ def available() -> bool:
 
 def _in_kernels(
     inputs: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortcut: Tensor | None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     if norm.training and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
     kind = torch.bfloat16 if torch.is_autocast_enabled("cuda") else inputs.dtype
@@ -105,7 +108,8 @@ def _in_kernels(
     )
     first = vars(norm).get(FIRST, len(inputs))
     held = (convolution.weight, norm.weight, norm.bias, added)
-    return cast("Tensor", _Layer.apply(images, *held, norm, convolution.stride[0], first))  # type: ignore[no-untyped-call]
+    layer = (*held, norm, convolution.stride[0], first)
+    return cast("tuple[Tensor, Tensor]", _Layer.apply(images, *layer))  # type: ignore[no-untyped-call]
 
 
 def _suits(inputs: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
@@ -153,6 +157,8 @@ def _convolving(images: Tensor, channels: int) -> dict[str, Any]:
 
 
 class _Layer(torch.autograd.Function):
+    """A layer, and its images once more: what is added to their gradient costs no operation."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -164,7 +170,7 @@ class _Layer(torch.autograd.Function):
         norm: nn.BatchNorm2d,
         stride: int,
         first: int,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         from goldfish.hardware import residual_kernels as kernels
 
         count, inputs, height, width = images.shape
@@ -192,11 +198,11 @@ class _Layer(torch.autograd.Function):
             STRIDE=stride,
             STATISTICS=norm.training,
             NORMALISED=not norm.training,
-            SHORTCUT=shortcut is not None,
+            SHORTCUT=shortcut is not None and not norm.training,
             **how,
         )
         if not norm.training:
-            return values
+            return values, images.view_as(images)
         outputs, tiles = torch.empty_like(values), TILES[channels]
         kernels.normalise[(_programs(rows, tiles.values),)](
             *(values, shortcut, outputs, sums, scale, shift, *running),
@@ -205,20 +211,25 @@ class _Layer(torch.autograd.Function):
             SHORTCUT=shortcut is not None,
             BLOCK=tiles.values,
         )
-        ctx.save_for_backward(images, weight, scale, values, outputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(images, weight, scale, shift, values, outputs)
         ctx.sums = sums  # not saved: parts of it become gradients, which may be changed
         ctx.counted, ctx.eps, ctx.stride = counted, norm.eps, stride
         ctx.shortcut, ctx.used = shortcut is not None, False
-        return outputs
+        return outputs, images.view_as(images)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from goldfish.hardware import residual_kernels as kernels
 
-        images, weight, scale, values, outputs = ctx.saved_tensors
+        images, weight, scale, shift, values, outputs = ctx.saved_tensors
         sums = ctx.sums
-        coming = gradients[0].contiguous(memory_format=LAST)
+        coming, beside = (
+            None if g is None else g.contiguous(memory_format=LAST) for g in gradients
+        )
+        if coming is None:  # only the images were used
+            return beside, *[None] * 7
         inputs, height, width = images.shape[1:]
         channels, tall, wide = values.shape[1:]
         rows, tiles = values.numel() // channels, TILES[channels]
@@ -229,15 +240,16 @@ class _Layer(torch.autograd.Function):
         of_shift, of_scale, of_weight = found.split([channels, channels, len(weight) * 9 * inputs])
         block, blocks = tiles.sums
         kernels.sum_gradients[(_programs(rows, block * blocks),)](
-            *(values, outputs, coming, sums, found, rows, ctx.counted, ctx.eps),
+            *(values, outputs, coming, sums, found, scale, shift, rows, ctx.counted, ctx.eps),
             CHANNELS=channels,
+            SHORTCUT=ctx.shortcut,
             BLOCK=block,
             BLOCKS=blocks,
         )
         of_values = torch.empty_like(values)
         of_shortcut = torch.empty_like(values) if ctx.shortcut else None
         kernels.normalise_backward[(_programs(rows, tiles.values),)](
-            *(values, outputs, coming, sums, found, scale, of_values, of_shortcut),
+            *(values, outputs, coming, sums, found, scale, shift, of_values, of_shortcut),
             *(rows, ctx.counted, ctx.eps),
             CHANNELS=channels,
             SHORTCUT=ctx.shortcut,
@@ -262,13 +274,15 @@ class _Layer(torch.autograd.Function):
         )
         of_images = None
         if ctx.needs_input_grad[0]:
-            of_images = _of_images(images, weight, of_values, ctx.stride)
+            of_images = _of_images(images, weight, of_values, ctx.stride, beside)
         shaped = of_weight.view(channels, 3, 3, inputs).permute(0, 3, 1, 2).to(weight.dtype)
         return of_images, shaped, of_scale, of_shift, of_shortcut, None, None, None
 
 
-def _of_images(images: Tensor, weight: Tensor, of_values: Tensor, stride: int) -> Tensor:
-    """Return the gradient of the images of a convolution.
+def _of_images(
+    images: Tensor, weight: Tensor, of_values: Tensor, stride: int, beside: Tensor | None
+) -> Tensor:
+    """Return the gradient of the images of a convolution, and of what else they are used for.
 
     With stride 1 it is itself a convolution, of the gradient of the values, with the weight turned
     by half a turn.
@@ -278,13 +292,14 @@ def _of_images(images: Tensor, weight: Tensor, of_values: Tensor, stride: int) -
     if stride > 1:
         sizes = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], 1, [True, False, False])
         held = (of_values, images, weight.to(of_values.dtype), None)
-        return cast("Tensor", torch.ops.aten.convolution_backward(*held, *sizes)[0])
+        gradient: Tensor = torch.ops.aten.convolution_backward(*held, *sizes)[0]
+        return gradient if beside is None else gradient + beside
     count, inputs, height, width = images.shape
     found = torch.empty_like(images)
     channels, rows, how = len(weight), count * height * width, _convolving(images, inputs)
     by_out, by_in, by_row, by_column = weight.stride()
     kernels.convolve[(_programs(rows, how["BLOCK"]),)](
-        *(of_values, weight, found, *[None] * 6),
+        *(of_values, weight, found, None, beside, *[None] * 4),
         *(rows, 0, 0.0, 2 * by_row + 2 * by_column, by_in, by_out, -by_row, -by_column),
         HEIGHT=height,
         WIDTH=width,
@@ -296,7 +311,7 @@ def _of_images(images: Tensor, weight: Tensor, of_values: Tensor, stride: int) -
         STRIDE=1,
         STATISTICS=False,
         NORMALISED=False,
-        SHORTCUT=False,
+        SHORTCUT=beside is not None,
         **how,
     )
     return found

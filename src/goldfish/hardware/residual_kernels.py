@@ -29,8 +29,9 @@ def convolve(
     """Convolve images.
 
     With STATISTICS add up how far the first ``counted`` rows are from ``mean``, and the squares of
-    that; NORMALISED does what :func:`normalise` does, by statistics that are known. Element
-    [o, i, r, c] of the weight is at ``begin + o by_out + i by_in + r by_row + c by_column``.
+    that. NORMALISED does what :func:`normalise` does, by statistics that are known; with SHORTCUT
+    the shortcut is added at the end, or before what is below 0 is cut off. Element [o, i, r, c] of
+    the weight is at ``begin + o by_out + i by_in + r by_row + c by_column``.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     top = row // OUT_WIDTH % OUT_HEIGHT * STRIDE - 1
@@ -51,9 +52,17 @@ def convolve(
         )
         kernel = tl.load(taps + tap // 3 * by_row + tap % 3 * by_column, mask=some, other=0.0)
         total = tl.dot(seen, kernel.to(seen.dtype), total, input_precision=PRECISION)
-    rounded = total.to(outputs.dtype.element_ty)
     place = row[:, None] * OUTPUTS + channels[None, :]
     there = (row < rows)[:, None]
+    if NORMALISED:
+        factor = tl.load(scale + channels) / tl.sqrt(tl.load(variance + channels) + eps)
+        constant = tl.load(shift + channels) - tl.load(mean + channels) * factor
+        total = total * factor[None, :] + constant[None, :]
+    if SHORTCUT:
+        total += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
+    if NORMALISED:
+        total = tl.where(total < 0, 0.0, total)  # what is no number stays none
+    rounded = total.to(outputs.dtype.element_ty)
     if STATISTICS:
         usual = tl.load(mean + channels)
         if tl.program_id(0) == 0:
@@ -62,13 +71,6 @@ def convolve(
         apart = tl.where((row < counted)[:, None], apart, 0.0)
         tl.atomic_add(sums + channels, tl.sum(apart, 0), sem="relaxed")
         tl.atomic_add(sums + OUTPUTS + channels, tl.sum(apart * apart, 0), sem="relaxed")
-    if NORMALISED:
-        factor = tl.load(scale + channels) / tl.sqrt(tl.load(variance + channels) + eps)
-        constant = tl.load(shift + channels) - tl.load(mean + channels) * factor
-        normal = rounded.to(tl.float32) * factor[None, :] + constant[None, :]
-        if SHORTCUT:
-            normal += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
-        rounded = tl.where(normal < 0, 0.0, normal).to(outputs.dtype.element_ty)
     tl.store(outputs + place, rounded, mask=there)
 
 
@@ -109,14 +111,23 @@ def normalise(
     result = result * factor[None, :] + constant[None, :]
     if SHORTCUT:
         result += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
-    result = tl.where(result < 0, 0.0, result)  # what is no number stays none
+    result = tl.where(result < 0, 0.0, result)
     tl.store(outputs + place, result.to(outputs.dtype.element_ty), mask=there)
 
 
 @triton.jit
+def passed(normal, outputs, scale, shift, place, there, channel, SHORTCUT: tl.constexpr):
+    """Tell where the ReLU let normalised values pass; without SHORTCUT they tell it themselves."""
+    if SHORTCUT:
+        return tl.load(outputs + place, mask=there, other=0.0) > 0
+    scaled = normal * tl.load(scale + channel)[None, :] + tl.load(shift + channel)[None, :]
+    return scaled > 0
+
+
+@triton.jit
 def sum_gradients(
-    values, outputs, gradient, sums, found, rows, counted, eps,
-    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    values, outputs, gradient, sums, found, scale, shift, rows, counted, eps,
+    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Add up, by channel, the gradient after the ReLU, and its product with normalised values."""
     channel = tl.arange(0, CHANNELS)
@@ -127,19 +138,21 @@ def sum_gradients(
         row = (tl.program_id(0) * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
         place = row[:, None] * CHANNELS + channel[None, :]
         there = (row < rows)[:, None]
-        passed = tl.load(outputs + place, mask=there, other=0.0) > 0
-        coming = tl.load(gradient + place, mask=there, other=0.0).to(tl.float32)
-        coming = tl.where(passed, coming, 0.0)
         normal = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
+        normal = (normal - mean[None, :]) * inverse[None, :]
+        coming = tl.load(gradient + place, mask=there, other=0.0).to(tl.float32)
+        through = passed(normal, outputs, scale, shift, place, there, channel, SHORTCUT)
+        coming = tl.where(through, coming, 0.0)
         plain += coming
-        weighted += coming * ((normal - mean[None, :]) * inverse[None, :])
+        weighted += coming * normal
     tl.atomic_add(found + channel, tl.sum(plain, 0), sem="relaxed")
     tl.atomic_add(found + CHANNELS + channel, tl.sum(weighted, 0), sem="relaxed")
 
 
 @triton.jit
 def normalise_backward(
-    values, outputs, gradient, sums, found, scale, of_values, of_shortcut, rows, counted, eps,
+    values, outputs, gradient, sums, found, scale, shift, of_values, of_shortcut,
+    rows, counted, eps,
     CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Bring the gradient back to the rows before :func:`normalise`, and to the shortcut.
@@ -154,14 +167,14 @@ def normalise_backward(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = row[:, None] * CHANNELS + channel[None, :]
     there = (row < rows)[:, None]
-    passed = tl.load(outputs + place, mask=there, other=0.0) > 0
-    coming = tl.load(gradient + place, mask=there, other=0.0)
-    if SHORTCUT:
-        nothing = tl.zeros([BLOCK, CHANNELS], of_shortcut.dtype.element_ty)
-        tl.store(of_shortcut + place, tl.where(passed, coming, nothing), mask=there)
-    result = tl.where(passed, coming.to(tl.float32), 0.0)
     normal = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
     normal = (normal - mean[None, :]) * inverse[None, :]
+    coming = tl.load(gradient + place, mask=there, other=0.0)
+    through = passed(normal, outputs, scale, shift, place, there, channel, SHORTCUT)
+    if SHORTCUT:
+        nothing = tl.zeros([BLOCK, CHANNELS], of_shortcut.dtype.element_ty)
+        tl.store(of_shortcut + place, tl.where(through, coming, nothing), mask=there)
+    result = tl.where(through, coming.to(tl.float32), 0.0)
     of_moments = plain[None, :] + normal * weighted[None, :]
     result -= tl.where((row < counted)[:, None], of_moments, 0.0)
     result *= factor[None, :]

@@ -35,8 +35,8 @@ class BasicBlock(ResidualLayers):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``relu(residual(x) + shortcut(x))``."""
-        inner = self.layer(x, self.conv1, self.bn1)
-        return self.layer(inner, self.conv2, self.bn2, self.shortcut(x))
+        inner, x = self.layer(x, self.conv1, self.bn1)
+        return self.layer(inner, self.conv2, self.bn2, self.shortcut(x))[0]
 
     def shortcut(self, x: Tensor) -> Tensor:
         """Return ``x``, subsampled and zero-padded to the shape of the residual."""
@@ -66,7 +66,7 @@ class ResNet(ResidualLayers):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        features: Tensor = self.blocks(self.layer(x, self.conv, self.bn))
+        features: Tensor = self.blocks(self.layer(x, self.conv, self.bn)[0])
         logits: Tensor = self.fc(features.mean(dim=(2, 3)))
         return logits
 
