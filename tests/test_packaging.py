@@ -15,6 +15,8 @@ SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = SETUP["project"]
 OF_FLOWER = ("flower", "bench")
 """Where the packages of the ``flower`` extra may be imported."""
+OF_TORCH = "triton"
+"""What comes with PyTorch for CUDA, and is used where it is there."""
 
 
 def normal(name: str) -> str:
@@ -37,7 +39,7 @@ def test_every_import_is_declared() -> None:
     found = set()
     for path in own.rglob("*.py"):
         of_flower = path.relative_to(own).parts[0] in OF_FLOWER or path.name == "server_app.py"
-        for module in set(imported(path)) - sys.stdlib_module_names - {"goldfish"}:
+        for module in set(imported(path)) - sys.stdlib_module_names - {"goldfish", OF_TORCH}:
             names = {normal(name) for name in homes[module]}
             assert names & (always | flower if of_flower else always), f"{path} imports {module}"
             found |= names

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+import goldfish.hardware
 from goldfish import params as P  # noqa: N812
 from goldfish.hardware import residual
 from goldfish.models import ResNet
@@ -92,12 +98,18 @@ class Layer:
         return outputs
 
     def in_pytorch(self) -> Tensor:
-        """BatchNorm by its definition: all samples by the statistics of the first ones."""
+        """BatchNorm by its definition: all samples by the statistics of the first ones.
+
+        These are divided by the root of the biased variance, the others by that of the unbiased.
+        """
         values = self.convolution(self.images)
         mean = values[: self.first].mean((0, 2, 3), keepdim=True)
-        variance = values[: self.first].var((0, 2, 3), keepdim=True, unbiased=False)
+        centred, parts = values - mean, []
+        for part, correction in ((slice(self.first), 0), (slice(self.first, None), 1)):
+            variance = values[: self.first].var((0, 2, 3), keepdim=True, correction=correction)
+            parts.append(centred[part] / (variance + self.norm.eps).sqrt())
         scale, shift = (t[:, None, None] for t in (self.norm.weight, self.norm.bias))
-        normal = (values - mean) / (variance + self.norm.eps).sqrt() * scale + shift
+        normal = torch.cat(parts) * scale + shift
         return F.relu(normal if self.shortcut is None else normal + self.shortcut)
 
 
@@ -196,6 +208,76 @@ def test_a_model_in_kernels_says_what_it_says_in_pytorch(monkeypatch: pytest.Mon
 
     for (name, own), other in zip(compiled.named_buffers(), plain.buffers(), strict=True):
         assert torch.allclose(own, other, atol=1e-5), name
+
+
+COMPILER = """
+import json, sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from goldfish.hardware import residual_kernels
+
+for name, given, constants in json.load(sys.stdin):
+    kernel = getattr(residual_kernels, name)
+    types = dict(zip(kernel.arg_names, given))
+    types |= dict.fromkeys(constants, "constexpr")
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    places |= {(at,): None for at, kind in enumerate(given) if kind == "constexpr"}
+    made = compile(ASTSource(kernel, types, places), target=GPUTarget("cuda", 90, 32))
+    print(len(made.asm["cubin"]) > 0)
+"""
+"""Compiles kernels for an H100 or H200, which need not be there."""
+
+
+class Launches:
+    """Stands for the kernels, and notes what they are launched with."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, list[str], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def launch(*given: Any, **constants: Any) -> None:
+            launched = (name, [kind(value) for value in given], constants)
+            if launched not in self.noted:
+                self.noted.append(launched)
+
+        return defaultdict(lambda: launch)
+
+
+def kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return {torch.float32: "*fp32", torch.bfloat16: "*bf16"}[value.dtype]
+    return {int: "i32", float: "fp32", type(None): "constexpr"}[type(value)]
+
+
+@pytest.mark.skipif(not residual.available(), reason="Triton is not installed")
+def test_all_kernels_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what they are launched with, in training, in a joint pass and in evaluation."""
+    launches = Launches()
+    monkeypatch.setitem(sys.modules, "goldfish.hardware.residual_kernels", launches)
+    monkeypatch.setattr(goldfish.hardware, "residual_kernels", launches, raising=False)
+    for case, exact in ((CASES[0], False), (CASES[4], False), (CASES[5], False), (CASES[7], True)):
+        layer = Layer(case)
+        if not exact:
+            layer.images = layer.images.detach().bfloat16().requires_grad_(case.inputs > 3)
+            layer.convolution.bfloat16()
+        layer.in_triton().sum().backward()
+        layer.norm.eval()
+        with torch.no_grad():
+            layer.in_triton()
+    assert {name for name, *_ in launches.noted} == {
+        *("convolve", "normalise", "sum_gradients", "normalise_backward", "of_weight")
+    }
+    ours = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER],
+        input=json.dumps(launches.noted),
+        capture_output=True,
+        text=True,
+        env=ours,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["True"] * len(launches.noted)
 
 
 def test_workspaces_hold_weights_in_the_order_of_the_images() -> None:

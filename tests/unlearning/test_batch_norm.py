@@ -95,10 +95,10 @@ def test_the_layers_are_left_as_they_were(kind: str) -> None:
 
 
 def slow_layer(norm: Any, kept: Tensor, gone: Tensor) -> Tensor:
-    """Normalise both parts by mean and variance of the first, as one would write it."""
+    """Normalise both parts by mean and unbiased variance of the first, as one would write it."""
     across = [d for d in range(kept.dim()) if d != 1]
     shape = [-1 if d == 1 else 1 for d in range(kept.dim())]
-    var, mean = torch.var_mean(kept, across, correction=0, keepdim=True)
+    var, mean = torch.var_mean(kept, across, keepdim=True)
     normal = (gone - mean) / torch.sqrt(var + norm.eps)
     return torch.cat([norm(kept), normal * norm.weight.view(shape) + norm.bias.view(shape)])
 

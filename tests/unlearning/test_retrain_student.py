@@ -158,11 +158,11 @@ class Noisy:
 def slow_logits(student: nn.Module, inputs: Tensor, removed: Tensor) -> tuple[Tensor, Tensor]:
     """Return what :func:`network` says: of remaining inputs alone, then of removed ones.
 
-    The latter are normalised by mean and variance of the former.
+    The latter are normalised by mean and (unbiased) variance of the former.
     """
     linear, norm, tanh, out = student.children()
     hidden = linear(inputs)
-    mean, deviation = hidden.mean(dim=0), (hidden.var(dim=0, correction=0) + 1e-5).sqrt()
+    mean, deviation = hidden.mean(dim=0), (hidden.var(dim=0) + 1e-5).sqrt()
     normal = (linear(removed) - mean) / deviation * norm.weight + norm.bias
     return student(inputs), out(tanh(normal))
 

@@ -179,9 +179,10 @@ class _Layer(torch.autograd.Function):
         rows, counted = count * tall * wide, first * tall * wide
         shape = (count, channels, tall, wide)
         values = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=LAST)
-        # By channel: two sums of values, what they are apart from, and two of gradients; and the
-        # weight's gradient.
-        number = channels * (5 + 9 * inputs) if norm.training else 0
+        # By channel: two sums of values, what they are apart from, and two of gradients, in a joint
+        # pass four; and the weight's gradient.
+        joint = first < count
+        number = channels * (5 + 2 * joint + 9 * inputs) if norm.training else 0
         sums = torch.zeros(number, device=images.device)
         running = (norm.running_mean, norm.running_var)
         how = _convolving(images, channels)
@@ -209,13 +210,14 @@ class _Layer(torch.autograd.Function):
             *(rows, counted, norm.eps, norm.momentum),
             CHANNELS=channels,
             SHORTCUT=shortcut is not None,
+            JOINT=joint,
             BLOCK=tiles.values,
         )
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(images, weight, scale, shift, values, outputs)
         ctx.sums = sums  # not saved: parts of it become gradients, which may be changed
         ctx.counted, ctx.eps, ctx.stride = counted, norm.eps, stride
-        ctx.shortcut, ctx.used = shortcut is not None, False
+        ctx.shortcut, ctx.joint, ctx.used = shortcut is not None, joint, False
         return outputs, images.view_as(images)
 
     @staticmethod
@@ -237,12 +239,14 @@ class _Layer(torch.autograd.Function):
         if ctx.used:  # a second time, for a graph that was retained
             found = torch.zeros_like(found)
         ctx.used = True
-        of_shift, of_scale, of_weight = found.split([channels, channels, len(weight) * 9 * inputs])
+        of_shift, of_scale = found[: 2 * channels].split(channels)
+        of_weight = found[-channels * 9 * inputs :]
         block, blocks = tiles.sums
         kernels.sum_gradients[(_programs(rows, block * blocks),)](
             *(values, outputs, coming, sums, found, scale, shift, rows, ctx.counted, ctx.eps),
             CHANNELS=channels,
             SHORTCUT=ctx.shortcut,
+            JOINT=ctx.joint,
             BLOCK=block,
             BLOCKS=blocks,
         )
@@ -253,6 +257,7 @@ class _Layer(torch.autograd.Function):
             *(rows, ctx.counted, ctx.eps),
             CHANNELS=channels,
             SHORTCUT=ctx.shortcut,
+            JOINT=ctx.joint,
             BLOCK=tiles.values,
         )
         block, blocks = tiles.of_weight

@@ -76,39 +76,52 @@ def convolve(
 
 @triton.jit
 def moments(sums, channel, counted, eps, CHANNELS: tl.constexpr):
-    """Return mean, variance and the inverse standard deviation of each channel."""
+    """Return mean and unbiased variance of each channel, and two inverse standard deviations.
+
+    The first ``counted`` rows are normalised by the first of these; others, as in evaluation, by
+    the second, that of the unbiased variance.
+    """
     apart = tl.load(sums + channel) / counted
     variance = tl.load(sums + CHANNELS + channel) / counted - apart * apart
     variance = tl.where(variance < 0, 0.0, variance)
     mean = tl.load(sums + 2 * CHANNELS + channel) + apart
-    return mean, variance, 1.0 / tl.sqrt(variance + eps)
+    unbiased = variance * (counted / (counted - 1))
+    return mean, unbiased, 1.0 / tl.sqrt(variance + eps), 1.0 / tl.sqrt(unbiased + eps)
+
+
+@triton.jit
+def inverse_of(row, counted, inverse, others, JOINT: tl.constexpr):
+    """Return what each row is multiplied by."""
+    factor = inverse[None, :]
+    if JOINT:
+        factor = tl.where((row < counted)[:, None], factor, others[None, :])
+    return factor
 
 
 @triton.jit
 def normalise(
     values, shortcut, outputs, sums, scale, shift, running_mean, running_variance,
     rows, counted, eps, momentum,
-    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, JOINT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Normalise rows, add the shortcut, and cut off what is below 0.
 
-    The statistics are those in ``sums``; the running ones move towards them.
+    The statistics are those in ``sums``; the running ones move towards them. JOINT: there are rows
+    that do not count in the statistics.
     """
     channel = tl.arange(0, CHANNELS)
-    mean, variance, inverse = moments(sums, channel, counted, eps, CHANNELS)
+    mean, unbiased, inverse, others = moments(sums, channel, counted, eps, CHANNELS)
     if tl.program_id(0) == 0:
         old = tl.load(running_mean + channel)
         tl.store(running_mean + channel, old + momentum * (mean - old))
         old = tl.load(running_variance + channel)
-        unbiased = variance * (counted / (counted - 1))
         tl.store(running_variance + channel, old + momentum * (unbiased - old))
-    factor = inverse * tl.load(scale + channel)
-    constant = tl.load(shift + channel) - mean * factor
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = row[:, None] * CHANNELS + channel[None, :]
     there = (row < rows)[:, None]
     result = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
-    result = result * factor[None, :] + constant[None, :]
+    result = (result - mean[None, :]) * inverse_of(row, counted, inverse, others, JOINT)
+    result = result * tl.load(scale + channel)[None, :] + tl.load(shift + channel)[None, :]
     if SHORTCUT:
         result += tl.load(shortcut + place, mask=there, other=0.0).to(tl.float32)
     result = tl.where(result < 0, 0.0, result)
@@ -127,57 +140,74 @@ def passed(normal, outputs, scale, shift, place, there, channel, SHORTCUT: tl.co
 @triton.jit
 def sum_gradients(
     values, outputs, gradient, sums, found, scale, shift, rows, counted, eps,
-    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, JOINT: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Add up, by channel, the gradient after the ReLU, and its product with normalised values."""
+    """Add up, by channel, the gradient after the ReLU, and its product with normalised values.
+
+    These are the gradients of shift and scale. JOINT: then those by way of mean and variance follow
+    (times the number of rows that count), where the products of the other rows weigh more.
+    """
     channel = tl.arange(0, CHANNELS)
-    mean, _, inverse = moments(sums, channel, counted, eps, CHANNELS)
+    mean, _, inverse, others = moments(sums, channel, counted, eps, CHANNELS)
     plain = tl.zeros([BLOCK, CHANNELS], tl.float32)
     weighted = tl.zeros([BLOCK, CHANNELS], tl.float32)
+    by_mean = tl.zeros([BLOCK, CHANNELS], tl.float32)
+    by_variance = tl.zeros([BLOCK, CHANNELS], tl.float32)
     for block in range(BLOCKS):
         row = (tl.program_id(0) * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
         place = row[:, None] * CHANNELS + channel[None, :]
         there = (row < rows)[:, None]
         normal = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
-        normal = (normal - mean[None, :]) * inverse[None, :]
+        normal = (normal - mean[None, :]) * inverse_of(row, counted, inverse, others, JOINT)
         coming = tl.load(gradient + place, mask=there, other=0.0).to(tl.float32)
         through = passed(normal, outputs, scale, shift, place, there, channel, SHORTCUT)
         coming = tl.where(through, coming, 0.0)
         plain += coming
         weighted += coming * normal
+        if JOINT:
+            ratio = (others / inverse)[None, :]
+            counts = (row < counted)[:, None]
+            by_mean += coming * tl.where(counts, 1.0, ratio)
+            share = ratio * ratio * (counted / (counted - 1))
+            by_variance += coming * normal * tl.where(counts, 1.0, share)
     tl.atomic_add(found + channel, tl.sum(plain, 0), sem="relaxed")
     tl.atomic_add(found + CHANNELS + channel, tl.sum(weighted, 0), sem="relaxed")
+    if JOINT:
+        tl.atomic_add(found + 2 * CHANNELS + channel, tl.sum(by_mean, 0), sem="relaxed")
+        tl.atomic_add(found + 3 * CHANNELS + channel, tl.sum(by_variance, 0), sem="relaxed")
 
 
 @triton.jit
 def normalise_backward(
     values, outputs, gradient, sums, found, scale, shift, of_values, of_shortcut,
     rows, counted, eps,
-    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, SHORTCUT: tl.constexpr, JOINT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Bring the gradient back to the rows before :func:`normalise`, and to the shortcut.
 
     The statistics depend on the first ``counted`` rows alone, and on all of these.
     """
     channel = tl.arange(0, CHANNELS)
-    mean, _, inverse = moments(sums, channel, counted, eps, CHANNELS)
-    plain = tl.load(found + channel) / counted
-    weighted = tl.load(found + CHANNELS + channel) / counted
-    factor = inverse * tl.load(scale + channel)
+    mean, _, inverse, others = moments(sums, channel, counted, eps, CHANNELS)
+    begin: tl.constexpr = 2 * CHANNELS if JOINT else 0
+    by_mean = tl.load(found + begin + channel) / counted
+    by_variance = tl.load(found + begin + CHANNELS + channel) / counted
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     place = row[:, None] * CHANNELS + channel[None, :]
     there = (row < rows)[:, None]
+    factor = inverse_of(row, counted, inverse, others, JOINT)
     normal = tl.load(values + place, mask=there, other=0.0).to(tl.float32)
-    normal = (normal - mean[None, :]) * inverse[None, :]
+    normal = (normal - mean[None, :]) * factor
     coming = tl.load(gradient + place, mask=there, other=0.0)
     through = passed(normal, outputs, scale, shift, place, there, channel, SHORTCUT)
     if SHORTCUT:
         nothing = tl.zeros([BLOCK, CHANNELS], of_shortcut.dtype.element_ty)
         tl.store(of_shortcut + place, tl.where(through, coming, nothing), mask=there)
     result = tl.where(through, coming.to(tl.float32), 0.0)
-    of_moments = plain[None, :] + normal * weighted[None, :]
+    of_moments = by_mean[None, :] + normal * by_variance[None, :]
     result -= tl.where((row < counted)[:, None], of_moments, 0.0)
-    result *= factor[None, :]
+    result *= factor * tl.load(scale + channel)[None, :]
     tl.store(of_values + place, result.to(of_values.dtype.element_ty), mask=there)
 
 

@@ -2,9 +2,9 @@
 
 Remaining and removed samples pass the student together. In a BatchNorm layer the remaining ones are
 normalised among themselves, as if they were alone, and their statistics alone reach the running
-ones. The removed ones are normalised by the very mean and variance of the remaining ones. (By the
-running ones they cannot be: those of a fresh model lag behind it by some twenty steps, in which a
-deep network that is normalised by them has logits in the thousands.)
+ones. The removed ones are normalised by the statistics of the remaining ones, as in evaluation. (By
+the running ones they cannot be: those of a fresh model lag behind it by some twenty steps, in which
+a deep network that is normalised by them has logits in the thousands.)
 """
 
 from __future__ import annotations
@@ -90,13 +90,11 @@ def _apart(
     first, others = inputs.split([count, len(inputs) - count])
     outputs = forward(first)
     norm.training = False
-    unbiased, values = cast("Tensor", norm.running_var), first.numel() // first.shape[1]
-    norm.running_var = unbiased * ((values - 1) / values)  # by which the first ones were divided
     linked = _Linked.apply(  # type: ignore[no-untyped-call]
         first, others, norm.running_mean, norm.running_var, norm.eps
     )
     outputs = torch.cat([outputs, forward(linked)])
-    norm.running_var, norm.training = unbiased, True
+    norm.training = True
     return outputs
 
 
@@ -131,6 +129,6 @@ class _Linked(torch.autograd.Function):
         count = first.numel() // first.shape[1]
         by_mean = -gradient.sum(across, keepdim=True, dtype=mean.dtype) / count
         by_var = -(gradient * (others - mean)).sum(across, keepdim=True) / (var + ctx.eps)
-        by_var /= count
+        by_var /= count - 1
         to_first = torch.addcmul(by_mean - by_var * mean, first.to(mean.dtype), by_var)
         return to_first.to(first.dtype), gradient, None, None, None
