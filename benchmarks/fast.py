@@ -6,7 +6,8 @@
 A queue of runs, one for each dataset, number of clients, partition and seed; all methods of a run
 start from one origin. Each finished run adds one line a method to ``DIR/fast.csv``. Beside the
 methods there is *retrain-short*: retraining with a cosine of its own over as many samples as the
-fast method took. With ``--models N`` the first run of each setting is then audited with so many
+fast method took. ``--try anneal_step=0.75,mu_d=3`` adds the fast method with other settings, also
+to finished runs. With ``--models N`` the first run of each setting is then audited with so many
 models a side (``DIR/distances.csv``). The queue ends when its seconds are used up; the same command
 goes on where it ended, within a run too. ``--table`` prints what is there as Markdown.
 """
@@ -150,8 +151,22 @@ def lines(cell: Cell, config: Config, out: Path, machine: Machine) -> Iterator[d
     fast, full = result.methods[FAST].cost, result.methods["retrain"].cost
     if fast is not None and full is not None:
         rounds = max(1, round(config.unlearning.rounds * fast.samples / full.samples))
-        short = _retrain_short(config, out, machine, rounds)
-        yield {**who, "method": SHORT, **short}
+        short = {"method": "retrain", "rounds": rounds, "schedule": "cosine"}
+        yield {**who, "method": SHORT, **_from_origin(config, out, machine, **short)}
+
+
+def variant(
+    cell: Cell, config: Config, out: Path, machine: Machine, changed: str
+) -> dict[str, Any]:
+    """Return the line of the fast method with other settings: ``name=value,name=value``."""
+    pairs = (pair.partition("=") for pair in changed.split(","))
+    settings = {name: float(value) if "." in value else int(value) for name, _, value in pairs}
+    line = _from_origin(config, out, machine, method=FAST, **settings)
+    return {**cell.setting, "seed": cell.seed, "method": _variant_name(changed), **line}
+
+
+def _variant_name(changed: str) -> str:
+    return f"{FAST} {changed}"
 
 
 def to_accuracy(rounds: Sequence[Record], retrain: MethodResult) -> dict[str, float]:
@@ -166,23 +181,18 @@ def to_accuracy(rounds: Sequence[Record], retrain: MethodResult) -> dict[str, fl
     return {}
 
 
-def _retrain_short(config: Config, out: Path, machine: Machine, rounds: int) -> dict[str, Any]:
-    """Retrain with a cosine over so many rounds."""
+def _from_origin(config: Config, out: Path, machine: Machine, **how: Any) -> dict[str, Any]:
+    """Unlearn once more from a finished run's origin."""
     scenario = build_scenario(config, machine, out)
     federation = in_process(scenario, machine, "")
     origin, retrained = (
         load_file(out / "checkpoints" / f"{name}.safetensors") for name in ("origin", "retrain")
     )
-    short = goldfish.unlearn(
-        goldfish.Trained(federation, origin, config.training, config.seed),
-        scenario.requests,
-        method="retrain",
-        rounds=rounds,
-        schedule="cosine",
-    )
+    trained = goldfish.Trained(federation, origin, config.training, config.seed)
+    found = goldfish.unlearn(trained, scenario.requests, test=scenario.test, **how)
     evaluator = Evaluator(scenario, machine.device)
     evaluator.compare_with(retrained)
-    return _line(evaluator.measure(short.params), short.cost, rounds)
+    return _line(evaluator.measure(found.params), found.cost, len(found.rounds))
 
 
 def _line(final: Final, cost: Cost, rounds: int) -> dict[str, Any]:
@@ -315,6 +325,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         choices=OTHERS,
         help="beside retrain and the fast one",
     )
+    parser.add_argument(
+        "--try",
+        dest="changes",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE,...",
+        help="the fast method with other settings",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, help="of training and retraining, to try it")
     parser.add_argument("--models", type=int, default=0, help="of an audit of the first seed")
@@ -333,14 +351,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed, setting in itertools.product(range(options.seeds), settings):
         cell = Cell(*setting, seed)
         config, out = cell.config(options.others, options.rounds), options.out / cell.name
-        if any((*_setting(row), int(row["seed"])) == (*setting, seed) for row in read(runs)):
-            continue
-        steps = run_experiment(config, out, machine, resume=True)
-        there = (out / "result.json").exists()
-        if time.monotonic() > until or not (there or finish(cell.name, steps, until)):
-            return
-        add(runs, COLUMNS, list(lines(cell, config, out, machine)))
-        print(f"{cell.name}: done")
+        rows = [row for row in read(runs) if (*_setting(row), int(row["seed"])) == (*setting, seed)]
+        done = [row["method"] for row in rows]
+        if not done:
+            steps = run_experiment(config, out, machine, resume=True)
+            there = (out / "result.json").exists()
+            if time.monotonic() > until or not (there or finish(cell.name, steps, until)):
+                return
+            add(runs, COLUMNS, list(lines(cell, config, out, machine)))
+            print(f"{cell.name}: done")
+        for changed in options.changes:
+            if _variant_name(changed) in done:
+                continue
+            if time.monotonic() > until:
+                return
+            add(runs, COLUMNS, [variant(cell, config, out, machine, changed)])
+            print(f"{cell.name}: {changed}")
     for setting in settings if options.models else ():
         if any(_setting(row) == setting for row in read(audits)):
             continue

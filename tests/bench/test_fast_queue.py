@@ -14,7 +14,10 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fast.py"
 def test_the_queue_goes_on_where_it_ended_and_adds_each_run_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With no time at all it does not begin; with next to none it begins and does not end."""
+    """With no time at all it does not begin; with next to none it begins and does not end.
+
+    The fast method with its defaults, tried once more on a finished run, says what it said there.
+    """
     main = runpy.run_path(str(SCRIPT))["main"]
 
     def queue(seconds: float, *more: str) -> str:
@@ -32,12 +35,21 @@ def test_the_queue_goes_on_where_it_ended_and_adds_each_run_once(
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert set(rows) == {"origin", "retrain", "goldfish-sprint", "retrain-short"}
     assert all(float(row["samples"]) > 0 and row["gap"] for row in rows.values())
+    same, other = "removed_weight=0.7", "neighbours=0,sprint_step=0.5"
+    assert f"digits-5-iid-0: {other}" in queue(600, "--try", same, other)
+    assert queue(600, "--try", same, other) == ""
+    with (tmp_path / "fast.csv").open(newline="") as file:
+        tried = {row["method"]: row for row in csv.DictReader(file)}
+    fast = rows["goldfish-sprint"]
+    values = ("samples", "accuracy", "backdoor", "gap", "gap_to_retrain")
+    assert [tried[f"goldfish-sprint {same}"][v] for v in values] == [fast[v] for v in values]
+    assert tried[f"goldfish-sprint {other}"]["gap"] != fast["gap"]
     assert "digits-5-iid-0: audited" in queue(600, "--models", "4")
     assert queue(600, "--models", "4") == ""
     table = [line.strip("| ").split(" | ") for line in queue(600, "--table").splitlines()]
     assert table[0] == ["digits, 5 clients, iid, 1 seeds"]
     cells = {line[0]: line[1:] for line in table if len(line) > 1}
-    fast, retrain = rows["goldfish-sprint"], rows["retrain"]
+    retrain = rows["retrain"]
     sooner = float(retrain["to_accuracy_samples"]) / float(fast["samples"])
     assert cells["goldfish-sprint"][0] == f"{sooner:.1f}"
     assert cells["retrain"][6] == f"{float(retrain['accuracy']):.2f}"
