@@ -405,6 +405,8 @@ class Environment(Part):
     threads: int
     workers: int
     client_threads: int
+    compiled: bool = False
+    """Whether the models were compiled, which may change the last bits."""
     machines_before: list[dict[str, str]] = []
     """Where the run was before it went on here."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import shutil
 import struct
 from dataclasses import replace
@@ -318,14 +319,20 @@ def test_seeds_are_counted_and_not_set(tmp_path: Path) -> None:
 
 
 def test_the_commands_run_a_preset_and_list_all(data_dir: Path, tmp_path: Path) -> None:
-    """A second call finds the runs finished; the page and the claims come again."""
+    """A second call finds the runs finished; the page and the claims come again.
+
+    The page names the command that gives the same bits again, and it can be pasted into a shell.
+    """
     changes = [word for change in SMALLER for word in ("--set", change)]
-    command = ["reproduce", "figure-8a", "--quick", *changes, "--device", "cpu"]
-    places = ["--out", str(tmp_path), "--data-dir", str(data_dir)]
+    command = ["reproduce", "figure-8a", "--quick", *changes, "--compile"]
+    places = ["--out", str(tmp_path), "--data-dir", str(data_dir), "--device", "cpu"]
     for _ in range(2):
         done = CliRunner().invoke(app, [*command, *places], catch_exceptions=False)
         assert "Adaptive weights beat FedAvg" in " ".join(done.stdout.split())
-    assert (tmp_path / "figure-8a-quick" / PAGE).exists()
+    again = ["goldfish", "reproduce", "figure-8a", "--seeds", "1", "--quick", *changes, "--compile"]
+    page = (tmp_path / "figure-8a-quick" / PAGE).read_text().splitlines()
+    (said,) = (line for line in page if line.startswith("- Command: "))
+    assert shlex.split(said.removeprefix("- Command: ").strip("`")) == again
     listed = CliRunner().invoke(app, ["presets"], catch_exceptions=False)
     for name in preset_names():
         assert name in listed.stdout

@@ -264,6 +264,7 @@ def environment(
         threads=torch.get_num_threads(),
         workers=engine.workers,
         client_threads=engine.threads,
+        compiled=machine.compiled,
         machines_before=[{name: str(value) for name, value in facts.items()} for facts in before],
         **{name: str(value) for name, value in machine.facts.items()},
     )

@@ -12,6 +12,7 @@ import csv
 import hashlib
 import io
 import json
+import shlex
 import shutil
 import statistics
 import tomllib
@@ -344,8 +345,11 @@ class Reproduction:
                 raise StoreError(f"{cell.place} is not finished: run the same command again.")
         results = {cell.place: Result.read(cell.place / RESULT) for cell in cells}
         last = max((place / RESULT).stat().st_mtime for place in results)
-        command = f"goldfish reproduce {self.preset.name} --seeds {self.seeds}"
-        changes = [f"--set {override}" for override in self.overrides]
+        command = ["goldfish", "reproduce", self.preset.name, "--seeds", str(self.seeds)]
+        command += ["--quick"] if self.quick else []
+        command += [word for override in self.overrides for word in ("--set", override)]
+        compiled = any(result.environment.compiled for result in results.values())
+        command += ["--compile"] if compiled else []
         diverged = [
             f"{name} diverged: {method.diverged}"
             for result in results.values()
@@ -353,7 +357,7 @@ class Reproduction:
             if method.diverged
         ]
         about = About(
-            command=" ".join([command, *(["--quick"] if self.quick else []), *changes]),
+            command=shlex.join(command),
             date=datetime.fromtimestamp(last, UTC).date().isoformat(),
             machines=list(dict.fromkeys(map(_machine, results.values()))),
             seeds=list(range(self.seeds)),
