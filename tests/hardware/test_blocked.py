@@ -155,6 +155,15 @@ def test_layers_of_a_user_are_used(place: int, layer: nn.Module) -> None:
 
 
 @either
+def test_a_layer_of_a_user_may_have_a_forward_of_its_own(compiled: bool) -> None:
+    model = lenet(compiled=compiled)
+    said, usual = model(images(3, 28)), model[1].forward
+    model[1].forward = lambda inputs: 2 * usual(inputs)
+    assert torch.equal(model(images(3, 28)), in_pytorchs_layers(model)(images(3, 28)))
+    assert not torch.allclose(model(images(3, 28)), said)
+
+
+@either
 @pytest.mark.parametrize("left", [1, 2, 4, 5])
 def test_a_model_that_a_user_cut_off_is_computed_as_it_is(compiled: bool, left: int) -> None:
     model = lenet(compiled=compiled)

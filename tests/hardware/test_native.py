@@ -143,6 +143,20 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
 
 
 @needs_compiler
+def test_the_default_type_of_numbers_does_not_matter() -> None:
+    images, convolution, _ = layer_of(LAYERS[1], 2)
+    expected = conv_pool(images, convolution)
+    torch.set_default_dtype(torch.float64)
+    try:
+        outputs = conv_pool(images, convolution)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert outputs is not None
+    assert expected is not None
+    assert torch.equal(outputs, expected)
+
+
+@needs_compiler
 def test_a_pruned_layer_is_what_its_weights_are() -> None:
     """Its attributes still have the numbers of channels that it was built with."""
     images, convolution, gradients = layer_of(LAYERS[1], 2)

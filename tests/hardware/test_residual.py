@@ -153,6 +153,18 @@ def test_a_retained_graph_gives_the_same_gradients_again() -> None:
 
 
 @interpreted
+def test_saved_tensors_may_come_back_in_another_layout() -> None:
+    found = []
+    for unpack in (lambda t: t, torch.Tensor.contiguous):
+        layer = Layer(CASES[2])
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            outputs = layer.in_triton()
+        found.append(torch.autograd.grad(outputs, layer.leaves, layer.gradient))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+@interpreted
 def test_values_far_from_zero_keep_their_variance() -> None:
     """Mean 1000, standard deviation 1: squares have no room for both, distances have."""
     layer = Layer(Case(4, 16, 16, 6))
@@ -301,3 +313,46 @@ def test_elsewhere_pytorchs_layers_are_used() -> None:
     compiled.use_kernels()
     images = torch.randn(2, 3, 8, 8)
     assert torch.equal(compiled(images), plain(images))
+
+
+class OnGpu(Tensor):
+    """A tensor that says it were on a GPU."""
+
+    is_cuda = True
+
+
+class OwnConvolution(nn.Conv2d):
+    pass
+
+
+class OwnNorm(nn.BatchNorm2d):
+    pass
+
+
+def convolution(kind: type[nn.Conv2d] = nn.Conv2d, **options: Any) -> nn.Conv2d:
+    return kind(16, 32, 3, **{"padding": 1, "bias": False, **options})
+
+
+LAYERS: dict[str, tuple[nn.Module, nn.Module, bool]] = {
+    "usual": (convolution(), nn.BatchNorm2d(32), True),
+    "a stride": (convolution(stride=2), nn.BatchNorm2d(32), True),
+    "a bias": (convolution(bias=True), nn.BatchNorm2d(32), False),
+    "another kind of convolution": (convolution(OwnConvolution), nn.BatchNorm2d(32), False),
+    "another kind of norm": (convolution(), OwnNorm(32), False),
+    "a norm of single images": (
+        *(convolution(), nn.InstanceNorm2d(32, affine=True, track_running_stats=True), False),
+    ),
+    "a norm of groups": (convolution(), nn.GroupNorm(4, 32), False),
+    "no norm": (convolution(), nn.Identity(), False),
+    "two convolutions": (nn.Sequential(convolution()), nn.BatchNorm2d(32), False),
+    "a norm of other channels": (convolution(), nn.BatchNorm2d(16), False),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_kernels_compute_the_usual_layers_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes the others, and says what is wrong with those that do not fit."""
+    monkeypatch.setattr(residual, "available", lambda: True)
+    layer, norm, suits = LAYERS[name]
+    assert residual._suits(torch.ones(4, 16, 8, 8).as_subclass(OnGpu), layer, norm) == suits  # type: ignore[arg-type]
+    assert not residual._suits(torch.ones(4, 5, 8, 8).as_subclass(OnGpu), layer, norm)  # type: ignore[arg-type]

@@ -201,8 +201,11 @@ def test_a_note_names_the_settings_without_effect(
     trained = train(make_clients, small_net)
 
     assert not any("had no effect" in note for note in sprint(trained).notes)
-    note = sprint(trained, learning_rate=0.3, local_epochs=2).notes[-1]
-    assert "had no effect: learning_rate, local_epochs." in note
+    weighed, note = sprint(
+        trained, learning_rate=0.3, step_every=3, local_epochs=2, aggregation="adaptive"
+    ).notes[-2:]
+    assert weighed == "Clients were weighed by their number of samples, not by aggregation."
+    assert "had no effect: learning_rate, step_every, local_epochs." in note
 
 
 def test_the_gain_stretches_the_change_of_the_sprint(

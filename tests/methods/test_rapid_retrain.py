@@ -376,3 +376,30 @@ def test_settings_are_refused_in_words(trained: goldfish.Trained) -> None:
     ):
         with pytest.raises(goldfish.ConfigError, match=next(iter(wrong))):
             goldfish.unlearn(trained, REQUESTS["samples"], method=RAPID_RETRAIN, **wrong)
+
+
+class InDouble(nn.Module):
+    """A model that computes in float64; its layer norm is measured sample by sample."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 3)).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.layers(inputs.double())
+        return logits
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_models_in_double_precision(norm: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, (inputs, labels) = InDouble(norm(5)), draw(9, 6)
+    precondition = FisherPreconditioner(model, RapidRetrainSettings(warmup_steps=0))
+    plain = F.cross_entropy(model(inputs), labels)
+    plain.backward()
+    before = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    precondition(model, Batch(inputs, labels), model)
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        assert p.grad.dtype == torch.float64
+        assert not torch.equal(p.grad, before[name])

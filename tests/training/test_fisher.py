@@ -326,6 +326,19 @@ def rerouted() -> nn.Module:
     return layer
 
 
+class TwoNames(nn.Module):
+    """A model that has its first layer under two names, and another layer than the plain ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.whole = nn.Sequential(self.first, self.norm, nn.Linear(6, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.whole(inputs)
+        return logits
+
+
 def images(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (2, 3, 1)), *layers, nn.Flatten(), nn.Linear(6, 3))
 
@@ -342,6 +355,7 @@ OTHERS: dict[str, nn.Module] = {
     "a hook": hooked(),
     "a forward of its own": rerouted(),
     "a parametrization": nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 3))),
+    "a layer under two names": TwoNames(),
     "another layer": nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
     "groups": images(nn.Conv2d(2, 2, 1, groups=2)),
     "other padding": images(nn.Conv2d(2, 2, (3, 1), padding=(1, 0), padding_mode="reflect")),
@@ -371,6 +385,22 @@ def test_usual_models_are_measured_layer_by_layer(model: nn.Module) -> None:
         model[-1] = nn.LazyLinear(3)  # type: ignore[operator]
         model(inputs)
     assert_close(by_layer(model, inputs, labels), slow_fisher(model, inputs, labels))
+
+
+@pytest.mark.parametrize("way", [by_layer, by_sample])
+def test_double_precision(way: Callable[..., Named | None]) -> None:
+    """As in evaluation, after a batch whose statistics the layer takes over as they are."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(5, momentum=1.0)
+    model = nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 3)).double().train()
+    inputs, labels = draw(9, 6)
+    measured = way(model, inputs.double(), labels)
+    assert measured is not None
+    model(inputs.double())
+    assert norm.running_var is not None
+    norm.running_var *= 8 / 9  # it keeps the variance of a sample of nine
+    expected = slow_fisher(model.eval(), inputs.double(), labels)
+    assert_close({n: t.double() for n, t in measured.items()}, expected)
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

@@ -20,7 +20,7 @@ from goldfish import params as P  # noqa: N812
 from goldfish.data import RandomCropFlip, Subset, TensorExamples
 from goldfish.methods.rapid_retrain import FisherPreconditioner, RapidRetrainSettings
 from goldfish.settings import TrainingSettings
-from goldfish.training import graphs
+from goldfish.training import graphs, sgd
 from goldfish.training.batches import (
     Batch,
     BatchSource,
@@ -308,6 +308,46 @@ def test_equal_objectives_share_a_recording_and_others_do_not() -> None:
         fit(model, count, batches, objective, settings, learning_rate=0.01, generator=order)
         counts.append(record.count)
     assert 0 < counts[3] < counts[4] == counts[5]
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_recorded_steps_find_their_weights_after_another_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """bf16 keeps the weights of convolutions in another order, at another place in memory.
+
+    A graph has the places that it was recorded with, and each training its own precision.
+    """
+    chosen: list[str] = []
+    monkeypatch.setattr(sgd, "_set_precision", lambda precision, _device: chosen.append(precision))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(108, 4))
+
+    def record(work: Callable[[], None]) -> Callable[[], None]:
+        places = [p.data_ptr() for p in module.parameters()]
+
+        def replay() -> None:
+            assert places == [p.data_ptr() for p in module.parameters()]
+            work()
+
+        return replay
+
+    model, results = LoadedModel(module, record), []
+    start = model.params()
+    for precision in ("fp32", "fp32", "bf16", "bf16", "fp32"):
+        model.load(start)
+        order = seeded(1)
+        settings = TrainingSettings(batch_size=10, precision=precision)
+        batches = plain_batches(images(40, 0), CPU, order)
+        fit(
+            *(model, 40, batches, cross_entropy_objective, settings),
+            learning_rate=0.1,
+            generator=order,
+        )
+        results.append(P.digest(model.params()))
+        assert chosen[-1] == precision
+    assert results[0] == results[1] == results[4] != results[2] == results[3]
 
 
 class Moody(nn.Module):

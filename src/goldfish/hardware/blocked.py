@@ -138,7 +138,7 @@ def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
         return None
     convolutions = []
     for layer, kind in zip(layers, kinds, strict=True):
-        if type(layer) is not kind or any(_hooks(layer)):
+        if type(layer) is not kind or "forward" in vars(layer) or any(_hooks(layer)):
             return None
         if isinstance(layer, nn.Conv2d):
             if layer.padding_mode != "zeros" or isinstance(layer.padding, str):

@@ -62,8 +62,10 @@ class _ConvPool(torch.autograd.Function):
         images = images.contiguous(memory_format=torch.channels_last)
         weight, bias = (t.contiguous() for t in held)
         shape = (len(images), *layer.shape)
-        outputs = torch.empty(shape, memory_format=torch.channels_last)
-        choices = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
+        outputs = torch.empty(
+            shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last
+        )
+        choices = torch.empty_like(outputs, dtype=torch.uint8)
         _call(library.forward, images, weight, bias, outputs, choices)
         ctx.library = library
         ctx.save_for_backward(images, weight, choices)

@@ -2,7 +2,9 @@
 
 PyTorch's layers take some sixteen kernels for what six do here, forwards and backwards, and
 cuDNN's gradient of a weight with 16 channels alone takes longer than these six. The numbers are
-PyTorch's but for the last bits, in float32 and under ``torch.autocast`` in bfloat16.
+PyTorch's but for the last bits, in float32 and under ``torch.autocast`` in bfloat16, unless the
+values of a channel are far from its running mean: at a hundred of their standard deviations, as
+images that are not normalised may be for a fresh model, this deviation is off by about one percent.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class ResidualLayers(nn.Module):
 
 @functools.cache
 def available() -> bool:
-    """Tell whether Triton is installed, as it is with PyTorch for CUDA on Linux."""
-    return importlib.util.find_spec("triton") is not None
+    """Tell whether Triton for CUDA is installed, as it is with PyTorch for CUDA on Linux."""
+    return torch.version.hip is None and importlib.util.find_spec("triton") is not None
 
 
 def _in_kernels(
@@ -116,12 +118,16 @@ def _suits(inputs: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> bool
     """Tell whether the kernels compute such a layer; others, and layers with hooks, they do not."""
     if torch.compiler.is_compiling() or not (inputs.is_cuda and inputs.dim() == 4):
         return False
+    if type(convolution) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d:
+        return False
     channels_out, channels_in, *_ = convolution.weight.shape
-    count, _, height, width = inputs.shape
+    count, channels, height, width = inputs.shape
     stride = convolution.stride[0]
     pixels = ((height - 1) // stride + 1) * ((width - 1) // stride + 1)
     return (
         _in_known_precision(inputs)
+        and channels == channels_in
+        and channels_out == norm.num_features
         and channels_out in CHANNELS
         and (channels_in in CHANNELS or (channels_in <= min(CHANNELS) and not inputs.requires_grad))
         and _sizes(convolution) == ((3, 3), (stride, stride), (1, 1), (1, 1), 1, "zeros", None)
@@ -183,7 +189,7 @@ class _Layer(torch.autograd.Function):
         # pass four; and the weight's gradient.
         joint = first < count
         number = channels * (5 + 2 * joint + 9 * inputs) if norm.training else 0
-        sums = torch.zeros(number, device=images.device)
+        sums = torch.zeros(number, dtype=torch.float32, device=images.device)
         running = (norm.running_mean, norm.running_var)
         how = _convolving(images, channels)
         kernels.convolve[(_programs(rows, how["BLOCK"]),)](
@@ -226,6 +232,10 @@ class _Layer(torch.autograd.Function):
         from goldfish.hardware import residual_kernels as kernels
 
         images, weight, scale, shift, values, outputs = ctx.saved_tensors
+        # Hooks on saved tensors may have brought them back in another layout.
+        images, values, outputs = (
+            t.contiguous(memory_format=LAST) for t in (images, values, outputs)
+        )
         sums = ctx.sums
         coming, beside = (
             None if g is None else g.contiguous(memory_format=LAST) for g in gradients

@@ -287,8 +287,10 @@ def _notes(plan: Plan, _settings: GoldfishSprintSettings) -> list[str]:
         "The model started from the old one, which knew the removed data: look at the memory gap "
         "beside that of retrain."
     ]
-    names = ("learning_rate", "schedule", "local_epochs")
+    names = ("learning_rate", "schedule", "step_every", "step_factor", "local_epochs")
     idle = [n for n in names if getattr(plan.training, n) != getattr(plan.origin.settings, n)]
+    if plan.training.aggregation == "adaptive":
+        notes.append("Clients were weighed by their number of samples, not by aggregation.")
     if idle:
         notes.append(
             f"Settings of the unlearning that had no effect: {', '.join(idle)}. This method goes "

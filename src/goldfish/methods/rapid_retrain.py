@@ -125,7 +125,7 @@ class FisherPreconditioner:
         settings = self._settings
         if settings.fisher_every == 1 or int(to_cpu(self._steps)) % settings.fisher_every == 0:
             measured = diagonal_fisher(model, batch.inputs, batch.labels, computes)
-            new = torch.cat([measured[name].flatten() for name in self._shapes])
+            new = torch.cat([measured[name].flatten() for name in self._shapes]).float()
             count = self._steps // settings.fisher_every + 1
             self._fisher.copy_(average_fisher(self._fisher, new, count, settings.fisher_decay))
             self._samples += len(batch.labels)

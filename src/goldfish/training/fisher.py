@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldfish.errors import ConfigError
+from goldfish.training.swap import Places
 
 ByName: TypeAlias = Mapping[str, Tensor]
 """One tensor for each trainable parameter."""
@@ -94,7 +95,8 @@ def _with_statistics_of_the_batch(norms: Sequence[_BatchNorm]) -> Iterator[None]
         _, mean, scale = torch.native_batch_norm(
             inputs.detach(), None, None, None, None, training=True, momentum=0.0, eps=norm.eps
         )
-        norm.running_mean, norm.running_var = mean.float(), scale.float() ** -2 - norm.eps
+        kind = cast("Tensor", norm.running_mean).dtype
+        norm.running_mean, norm.running_var = mean.to(kind), scale.to(kind) ** -2 - norm.eps
 
     handles = [norm.register_forward_pre_hook(hold, with_kwargs=True) for norm in norms]
     try:
@@ -115,8 +117,11 @@ def _by_sample(
         raise RuntimeError("it uses its layers in a way that needs the gradient of each sample")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
+    places = Places(model)
+
     def sample_loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(model, parameters, (image.unsqueeze(0),))
+        with places.holding(parameters):
+            logits = model(image.unsqueeze(0))
         return F.cross_entropy(logits, label.unsqueeze(0))
 
     try:

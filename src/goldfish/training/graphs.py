@@ -245,7 +245,7 @@ class RecordedTrainer:
     def start(self, batches: ExampleBatches, learning_rate: float) -> Self:
         """Begin a training: its data and temperature, its step size, no momentum yet."""
         self._batches = batches
-        self._step.optimizer.restart(learning_rate)
+        self._step.restart(learning_rate)
         self._temperature.fill_(batches.temperature)
         return self
 

@@ -10,12 +10,12 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldfish.errors import ConfigError
 from goldfish.settings import Precision
 from goldfish.training.batches import Batch, BatchSource
+from goldfish.training.swap import Places
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ class TrainingStep:
         device = next(model.parameters()).device
         _set_precision(sgd.precision, device)
         self.model = model
+        self._precision = sgd.precision
         self._half = HalfCopy(model) if sgd.precision == "bf16" else None
         self._objective = objective
         self._precondition = precondition
@@ -145,6 +146,11 @@ class TrainingStep:
         ]
         self.sums = torch.zeros(2, device=device)
         self._total, self._risk = self.sums
+
+    def restart(self, learning_rate: float) -> None:
+        """Begin another training of this kind: its step size, no momentum yet."""
+        _set_precision(self._precision, self.sums.device)
+        self.optimizer.restart(learning_rate)
 
     def __call__(self, gather: Callable[[], Batch]) -> tuple[Batch, Loss]:
         """Gather a batch and take the step."""
@@ -214,7 +220,8 @@ class HalfCopy(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = model
+        self._places = Places(model)
         norms = {
             id(p) for m in model.modules() if isinstance(m, _BatchNorm) for p in m.parameters()
         }
@@ -229,8 +236,8 @@ class HalfCopy(nn.Module):
         """Return what the model says, computed with the copies."""
         if inputs.dim() == 4 and inputs.is_floating_point():
             inputs = inputs.to(torch.bfloat16, memory_format=torch.channels_last)
-        with torch.autocast("cuda", torch.bfloat16):
-            logits: Tensor = functional_call(self.model, self._copies, (inputs,))
+        with torch.autocast("cuda", torch.bfloat16), self._places.holding(self._copies):
+            logits: Tensor = self.model(inputs)
         return logits.float()
 
     def backward(self, gather: Callable[[], Batch], objective: Objective) -> tuple[Batch, Loss]:

@@ -71,10 +71,21 @@ class LoadedModel:
 
     def __init__(self, module: nn.Module, record: RecordWork | None = None) -> None:
         self.module = module
+        self._in_kernels = any(getattr(part, "in_kernels", False) for part in module.modules())
+        self._by_pixel = False
+        if self._in_kernels:  # they read weights in the order of the images
+            self._lay_out(by_pixel=True)
         self.device = next(module.parameters()).device
         self._rows = DeviceRows(module) if self.device.type == "cuda" else None
+        self._record = record
         self._recorder = None if record is None else Recorder(module, record)
         self._shared: dict[Hashable, object] = {}
+
+    def _lay_out(self, *, by_pixel: bool) -> None:
+        """Hold convolutions' weights pixel by pixel, as bf16 reads them fastest, or as usual."""
+        order = torch.channels_last if by_pixel else torch.contiguous_format
+        self.module.to(memory_format=order)  # type: ignore[call-overload]
+        self._by_pixel = by_pixel
 
     def load(self, params: Params) -> None:
         """Replace all weights and buffers, on a GPU all of them at once."""
@@ -103,6 +114,11 @@ class LoadedModel:
         after_step: AfterStep | None = None,
     ) -> PlainTrainer | RecordedTrainer:
         """Return what takes the steps of a training: by replaying them where that can be done."""
+        by_pixel = self._in_kernels or sgd.precision == "bf16"
+        if by_pixel != self._by_pixel:
+            self._lay_out(by_pixel=by_pixel)
+            if self._record is not None:  # what was recorded uses the weights' old places
+                self._recorder = Recorder(self.module, self._record)
         if (
             self._recorder is not None
             and after_step is None
@@ -170,9 +186,6 @@ class LocalWorkspace:
             module = (Ensemble(built) if count else built[0]).to(self._device)
             if self._compiled:
                 module.compile(dynamic=False)
-            # Before anything holds a weight's place: the kernels read weights in this order.
-            if any(getattr(part, "in_kernels", False) for part in module.modules()):
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             recorded = self._graphs and self._stream is not None
             self._models[key] = LoadedModel(module, DeviceRecord() if recorded else None)
         model = self._models[key]
