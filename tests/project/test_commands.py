@@ -59,7 +59,7 @@ def test_an_accuracy_without_the_removed_class_says_so(trained: Project, goldfis
             0.023,
             "-0.017 (95 % interval -0.057 to +0.023: cannot be told from unseen samples)",
         ),
-        (-0.027, -0.007, "-0.017 (95 % interval -0.027 to -0.007)"),
+        (-0.027, -0.007, "-0.017 (95 % interval -0.027 to -0.007: too small to matter)"),
     ],
 )
 def test_a_memory_gap_comes_with_its_interval_and_the_number_of_samples(
@@ -177,3 +177,33 @@ def test_who_may_only_read_a_project_sees_it(trained: Project) -> None:
     for done, words in zip(said, ("No request waits", "v1: current", "client-3"), strict=True):
         assert words in done.output, done.exception
     assert "cannot be used" in str(refused.exception)
+
+
+def test_a_request_that_is_withdrawn_and_a_purge_say_what_became_of_requests(
+    trained: Project, goldfish: Command
+) -> None:
+    for client in ("client-1", "client-2"):
+        trained.forget(client, samples=ids_of(trained, client, 1), machine=MACHINE)
+    told = "R-0001 is withdrawn (a mistake): nothing is removed for it."
+    assert told in goldfish("withdraw", "R-0001", "--reason", "a mistake")
+    nothing = "Nothing to delete: no model here knows removed samples."
+    assert f"{nothing} Not handled yet: R-0002 ('goldfish unlearn')." in goldfish("purge")
+    goldfish("unlearn", "--method", "retrain")
+    assert "Closed: R-0002." in goldfish("purge")
+    assert goldfish("purge").strip() == nothing
+    assert "│ R-0001 │ client-1 │ 1 sample │ withdrawn │" in goldfish("status")
+
+
+def test_nothing_is_left_to_do_where_others_removed_it_all(
+    trained: Project, goldfish: Command
+) -> None:
+    samples = ids_of(trained, "client-1", 2)
+    trained.forget("client-1", samples=samples, machine=MACHINE)
+    steps = trained.unlearn(MACHINE, "retrain")
+    next(steps)
+    trained.forget("client-1", samples=samples[:1], machine=MACHINE)
+    list(steps)
+    assert goldfish("unlearn").strip() == (
+        "Nothing had to be done: v2 was made without all that is asked for. 'goldfish purge' "
+        "closes the requests."
+    )

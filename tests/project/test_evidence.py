@@ -22,14 +22,22 @@ from goldfish.cli import app
 from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.experiments.client_setup import key_of
 from goldfish.methods.sisa import SisaSettings, place_of
-from goldfish.project.evidence import Pack, case_of, files_or_folders, headline, write_evidence
+from goldfish.project.evidence import (
+    Pack,
+    case_of,
+    files_or_folders,
+    findings,
+    headline,
+    write_evidence,
+)
 from goldfish.project.ledger import CLIENT_STATE, Ledger
 from goldfish.project.project import Project
 from goldfish.project.signing import is_signed, new_key, read_key, read_public
+from goldfish.project.traces import OF_CLASS
 from goldfish.project.verification import verify_evidence
 
 IDS = ["patient-0001", "patient-0002"]
-GAP = {"value": 0.005, "low": -0.01, "high": 0.02}
+GAP = {"value": 0.005, "low": -0.005, "high": 0.015}
 MEMORY = {"gap": GAP, "removed": 2, "unseen": 90, "removed_right": 50.0, "unseen_right": 51.0}
 MEASURES = {"accuracy": 96.5, "loss": 0.1, "mse": 0.01, "memory": MEMORY}
 
@@ -60,11 +68,17 @@ class Made:
         path = str(model.relative_to(self.folder))
         self.ledger.add_artefact(path, "model", version=number, sha256=sha256, manifests=manifests)
 
-    def unlearn(self, measures: dict[str, Any] = MEASURES, guarantee: str = "approximate") -> None:
+    def unlearn(
+        self,
+        measures: dict[str, Any] = MEASURES,
+        guarantee: str = "approximate",
+        before: dict[str, Any] | None = None,
+    ) -> None:
         self.ledger.move("R-0001", "planned")
         self.ledger.move("R-0001", "running", method="goldfish-sprint")
         self.ledger.move_artefact("v1/model", "quarantined")
-        about = {"guarantee": guarantee, "measures": measures, "before": {"accuracy": 97.0}}
+        about = {"guarantee": guarantee, "measures": measures}
+        about["before"] = {"accuracy": 97.0, **(before or {})}
         named = ["R-0001"]
         self.add_version(2, IDS[:0], "goldfish-sprint", parent=1, requests=named, **about)
         self.ledger.move("R-0001", "unlearned", version=2)
@@ -110,7 +124,8 @@ def test_a_finished_request(made: Made) -> None:
         "approximate",
         "right on 96.5 % of the test (before: 97.0 %)",
         "with 2 removed samples beside 90 that no model has seen",
-        "No trace of them was found",
+        "No trace of them was found. (Memory gap, 0 where there is no trace: +0.005, 95 % interval "
+        "-0.005 to +0.015.)",
         "a strong trace only",
         "1 file or folder made from the data: deleted.",
         "in time",
@@ -231,6 +246,67 @@ def test_the_headline_is_honest(made: Made, prepare: Callable[[Made], Any], word
     prepare(made)
     assert words in headline(case_of(made.ledger, "R-0001"))
     assert words in (made.pack().folder / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "headline_says", "found"),
+    [
+        pytest.param(
+            lambda made: made.unlearn(measured(value=0.1, low=-0.2, high=0.4)),
+            "not all deleted yet",
+            "could not tell whether the new model still knows",
+            id="too few samples",
+        ),
+        pytest.param(
+            lambda made: made.unlearn(
+                measured(value=0.1, low=-0.1, high=0.3),
+                before=measured(value=1.2, low=0.8, high=1.6),
+            ),
+            "not all deleted yet",
+            "No trace of them was found. (Memory gap, 0 where there is no trace: +0.100, 95 % "
+            "interval -0.100 to +0.300; of the old model: +1.200.)",
+            id="small beside the old model's",
+        ),
+        pytest.param(
+            lambda made: made.unlearn(measured(value=0.3, low=0.1, high=0.5), "exact"),
+            "not all deleted yet",
+            "It has never seen them: they are easier.",
+            id="exact",
+        ),
+        pytest.param(
+            lambda made: made.unlearn(
+                {**MEASURES, "removed_class_accuracy": 90.0, "mistaken_for_removed": 1.0},
+                before={"removed_class_accuracy": 97.0, "mistaken_for_removed": 1.0},
+            ),
+            f"A new model was made, but {OF_CLASS}.",
+            "It should not recognise the removed class any more.",
+            id="a class",
+        ),
+        pytest.param(
+            lambda made: (
+                made.unlearn(measured(value=0.3, low=0.1, high=0.5)),
+                made.ledger.record("audit", {"word": "indistinguishable", "oracles": 16}, "v2"),
+            ),
+            "not all deleted yet",
+            "no more than they do among themselves",
+            id="an audit knows better",
+        ),
+        pytest.param(
+            lambda made: made.ledger.withdraw("R-0001", "a mistake"),
+            "Withdrawn, and nothing was removed: a mistake.",
+            "Nothing was measured yet.",
+            id="withdrawn",
+        ),
+    ],
+)
+def test_what_was_found_is_told_as_far_as_it_can_be_told(
+    made: Made, prepare: Callable[[Made], Any], headline_says: str, found: str
+) -> None:
+    prepare(made)
+    case = case_of(made.ledger, "R-0001")
+    assert headline_says in headline(case)
+    assert found in " ".join(findings(case))
+    assert "wrong" not in made.verify(made.pack().folder).values()
 
 
 def test_a_changed_byte_is_found_and_named(made: Made) -> None:

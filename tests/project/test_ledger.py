@@ -86,7 +86,7 @@ def test_a_request_goes_its_way(ledger: Ledger) -> None:
 
 def test_a_failed_request_says_why_and_is_tried_again(sqlite_ledger: Ledger) -> None:
     request = sqlite_ledger.file("clinic", "all")
-    with pytest.raises(ConfigError, match="cannot fail without a reason"):
+    with pytest.raises(ConfigError, match="cannot become failed without a reason"):
         sqlite_ledger.move(request.id, "failed")
     failed = sqlite_ledger.move(request.id, "failed", reason="clinic did not answer")
     assert failed.failure == "clinic did not answer"

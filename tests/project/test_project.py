@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from goldfish.federation import InProcess
 from goldfish.params import digest
 from goldfish.project import lineage
 from goldfish.project.project import IN_PROCESS, Project
+from goldfish.project.traces import OF_CLASS
 from goldfish.store import load_checkpoint
 from goldfish.types import Failure, RoundReplies, Task
 
@@ -128,7 +129,7 @@ def test_the_whole_way_twice_and_a_client_that_leaves(trained: Project, tmp_path
     assert {r.state for r in trained.ledger.requests()} == {"measured"}
     held = trained.samples(MACHINE)
     assert not set(first) & set(held["client-1"])
-    with pytest.raises(ConfigError, match=r"these samples of client-1 \(handled: R-0001\)\."):
+    with pytest.raises(ConfigError, match=r"were removed before \(.* R-0001\)\."):
         trained.forget("client-1", samples=first[:2], machine=MACHINE)
     with pytest.raises(ConfigError, match="No request waits"):
         list(trained.unlearn(MACHINE))
@@ -210,7 +211,7 @@ def test_a_version_that_is_rejected_leaves_its_requests_open(trained: Project) -
     assert [a.state for a in trained.ledger.artefacts()] == ["purged", "purged", "current"]
     with pytest.raises(ConfigError, match="cannot be rejected"):
         trained.reject()
-    with pytest.raises(ConfigError, match=r"free of all .* \(handled: R-0001\)\. Nothing was"):
+    with pytest.raises(ConfigError, match=r"removed before \(.*: R-0001\)\. Nothing was"):
         trained.forget("client-1", samples=removed, machine=MACHINE)
     assert trained.ledger.verify() == []
 
@@ -223,8 +224,8 @@ def test_a_rejection_opens_what_was_done_because_of_the_rejected_version(trained
     next(steps)
     trained.forget("client-1", samples=removed[:2], machine=MACHINE)
     list(steps)
-    with pytest.raises(ConfigError, match="free of all that is asked for"):
-        list(trained.unlearn(MACHINE))
+    assert list(trained.unlearn(MACHINE)) == []
+    assert not trained.files.work(3).exists()
     assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
     trained.reject()
     assert [r.failure for r in trained.pending()] == ["v2 was rejected"] * 2
@@ -251,8 +252,8 @@ def test_a_request_that_came_in_while_its_client_left_is_done(trained: Project) 
     next(steps)
     trained.forget("client-1", samples=samples, machine=MACHINE)
     list(steps)
-    with pytest.raises(ConfigError, match="free of all that is asked for"):
-        list(trained.unlearn(MACHINE))
+    assert list(trained.unlearn(MACHINE)) == []
+    assert not trained.files.work(3).exists()
     assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
 
 
@@ -472,6 +473,18 @@ def test_an_interrupted_pass_starts_over_where_settings_were_changed(
         assert changed.current().facts["settings"]["anneal_rounds"] == 3
 
 
+def test_an_interrupted_pass_starts_over_where_another_method_is_set(trained: Project) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    steps = trained.unlearn(MACHINE)
+    assert [next(steps).round, next(steps).round] == [0, 1]
+    steps.close()  # type: ignore[attr-defined]
+    with (trained.folder / "goldfish.toml").open("a") as file:
+        file.write('[unlearning]\nmethod = "retrain"\n')
+    with Project.open(trained.folder) as changed:
+        list(changed.unlearn(MACHINE))
+        assert changed.current().made_by == "retrain"
+
+
 @pytest.mark.parametrize("method", [None, "goldfish-sprint"])
 def test_samples_that_are_deleted_in_the_middle_of_a_pass(
     trained: Project, tmp_path: Path, method: str | None
@@ -624,3 +637,115 @@ def test_auto_retrains_where_the_fast_method_is_not_good_enough(
         assert (version.made_by, version.facts["guarantee"]) == ("retrain", "exact")
         assert found in version.facts["tried"]["goldfish-sprint"]
         assert project.ledger.request("R-0001").state == "measured"
+
+
+@pytest.fixture
+def knows(project: Project) -> Iterator[Project]:
+    """A project with a fast method that changes next to nothing, asked to remove a whole class."""
+    path = project.folder / "goldfish.toml"
+    slow = "[unlearning.goldfish-sprint]\nsprint_step = 1e-4\nanneal_step = 1e-4\n"
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 6") + slow)
+    with Project.open(project.folder) as opened:
+        list(opened.train(MACHINE))
+        for client in opened.samples(MACHINE):
+            opened.forget(client, label=1, machine=MACHINE)
+        yield opened
+
+
+def test_auto_retrains_where_the_removed_class_is_still_recognised(knows: Project) -> None:
+    list(knows.unlearn(MACHINE))
+    version = knows.current()
+    assert version.made_by == "retrain"
+    assert version.facts["tried"]["goldfish-sprint"]["traces"] == OF_CLASS
+    assert version.facts["measures"]["removed_class_accuracy"] == 0.0
+
+
+def test_a_version_that_still_knows_is_not_accepted_silently(knows: Project) -> None:
+    """Nor is one that was made from it, unless that is exact."""
+    list(knows.unlearn(MACHINE, "goldfish-sprint"))
+    for method in ("goldfish-sprint", "retrain"):
+        assert knows.still_known() == f"v2 is not good enough, {OF_CLASS}"
+        with pytest.raises(ConfigError, match=r"v2 is not good enough, .* nothing was deleted"):
+            knows.purge()
+        knows.forget("client-1", samples=ids_of(knows, "client-1", 1), machine=MACHINE)
+        list(knows.unlearn(MACHINE, method))
+    assert [v.made_by for v in knows.ledger.versions()][2:] == ["goldfish-sprint", "retrain"]
+    assert knows.still_known() == ""
+    knows.reject()
+    knows.purge(anyway=True)
+    assert knows.still_known() == ""  # it was accepted
+    assert {a.state for a in knows.ledger.artefacts() if a.version in (1, 2)} == {"purged"}
+
+
+def test_a_request_that_is_withdrawn_is_never_handled(trained: Project) -> None:
+    """What it names is forgotten; the pass that had begun with it does not go on."""
+    kept = ids_of(trained, "client-1", 2)
+    trained.forget("client-1", samples=kept, machine=MACHINE)
+    trained.forget("client-2", label=1, machine=MACHINE)
+    steps = trained.unlearn(MACHINE)
+    assert [next(steps).round, next(steps).round] == [0, 1]
+    steps.close()  # type: ignore[attr-defined]
+    for _again in range(2):  # as after a kill
+        taken = trained.withdraw("R-0001", "a mistake")
+        assert (taken.state, taken.failure, taken.overdue()) == ("withdrawn", "a mistake", False)
+    with pytest.raises(StoreError, match="was forgotten"):
+        trained.ledger.content("R-0001")
+    assert not trained.files.work(2).exists()
+    list(trained.unlearn(MACHINE))
+    assert trained.current().requests == ["R-0002"]
+    with pytest.raises(ConfigError, match="'goldfish reject' takes the new version back first"):
+        trained.withdraw("R-0002", "a mistake")
+    trained.purge(anyway=True)
+    assert [r.state for r in trained.ledger.requests()] == ["withdrawn", "closed"]
+    assert set(kept) <= set(trained.samples(MACHINE)["client-1"])
+    assert trained.forget("client-1", samples=kept, machine=MACHINE).id == "R-0003"
+    assert trained.ledger.verify() == []
+
+
+def test_a_newer_request_for_samples_that_are_deleted_joins_an_interrupted_pass(
+    trained: Project, tmp_path: Path
+) -> None:
+    """Without it the pass could not go on, and the request would wait for the pass."""
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 2), machine=MACHINE)
+    steps = trained.unlearn(MACHINE)
+    assert [next(steps).round, next(steps).round] == [0, 1]
+    steps.close()  # type: ignore[attr-defined]
+    deleted = ids_of(trained, "client-2", 1)
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id not in deleted)
+    with pytest.raises(DataError, match="1 of client-2"):
+        list(trained.unlearn(MACHINE))
+    trained.forget("client-2", samples=deleted, machine=MACHINE)
+    told: list[str] = []
+    trained.tell = told.append
+    list(trained.unlearn(MACHINE))
+    assert trained.current().requests == ["R-0001", "R-0002"]
+    assert told == ["A newer request is for samples that were deleted: the pass starts over."]
+
+
+def test_a_class_that_was_deleted_before_it_was_asked_for_is_named_by_ids(
+    trained: Project, tmp_path: Path
+) -> None:
+    held = ids_of(trained, "client-1", 60)
+    of_class = [sample_id for sample_id in held if int(sample_id[8:11]) % 3 == 1]
+    write_data(tmp_path / "data.npz", lambda sample_id: sample_id not in of_class)
+    with pytest.raises(ConfigError, match=f"{len(of_class)} of its samples .* with --samples"):
+        trained.forget("client-1", label=1, machine=MACHINE)
+
+
+@pytest.mark.parametrize("lost", ["deleted", "emptied", "elsewhere"])
+def test_a_project_without_its_ledger_is_not_begun_anew(trained: Project, lost: str) -> None:
+    """It would forget what was removed; and nothing is written where there was none."""
+    trained.ledger.close()
+    ledger = trained.folder / "ledger.db"
+    if lost == "elsewhere":
+        path = trained.folder / "goldfish.toml"
+        path.write_text(f'ledger = "other.db"\n{path.read_text()}')
+    else:
+        ledger.unlink()
+    if lost == "emptied":
+        ledger.touch()
+    for to_read in (False, True):
+        with pytest.raises(StoreError, match=r"v1 is there, and the ledger .* Put it back"):
+            Project.open(trained.folder, to_read=to_read)
+    assert not (trained.folder / "other.db").exists()
+    assert ledger.exists() == (lost != "deleted")

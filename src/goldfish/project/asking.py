@@ -112,10 +112,9 @@ class Registry:
             )
         if self.gone[client] >= self.keys(client, "samples", ids, None):
             by = [request.id for request in done if request.client == client]
-            handled = f" (handled: {', '.join(by)})" if by else ""
+            handled = f" (requests of {client} that are done: {', '.join(by)})" if by else ""
             raise ConfigError(
-                f"The newest model is free of all of these samples of {client}{handled}. Nothing "
-                "was filed."
+                f"All of these samples of {client} were removed before{handled}. Nothing was filed."
             )
 
     def empties(self, named: Mapping[str, set[str]]) -> bool:

@@ -256,6 +256,11 @@ def unlearn(
         version = opened.current()
         if version.number > before:
             _say_version(opened, version)
+        elif not opened.pending():
+            say(
+                f"Nothing had to be done: v{before} was made without all that is asked for. "
+                "'goldfish purge' closes the requests."
+            )
         for request in opened.pending():
             say(f"{request.id} is still open: {request.failure or 'it came in meanwhile'}.")
 
@@ -283,8 +288,10 @@ def status(project: Folder = HERE) -> None:
             say("There is no model yet: run 'goldfish train'.")
             return
         newest = opened.current()
-        if gap := _memory_gap(newest.facts["measures"]):
+        if gap := _memory_gap(newest.facts["measures"], newest.facts.get("guarantee")):
             say(f"v{newest.number}: {gap}.")
+        if known := opened.still_known():
+            say(f"{known}: 'goldfish reject', then 'goldfish unlearn --method retrain'.")
         if found := opened.ledger.audits().get(newest.number):
             say(f"Audit of v{newest.number}, beside {found['oracles']} oracles: {found['word']}.")
         pending = opened.pending()
@@ -316,21 +323,43 @@ def reject(project: Folder = HERE) -> None:
 
 
 @app.command()
+def withdraw(
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="From 'goldfish status'.")],
+    reason: Annotated[
+        str, typer.Option("--reason", help="Kept in the ledger: name no sample in it.")
+    ],
+    project: Folder = HERE,
+) -> None:
+    """Take a request back that is not handled yet: a mistake, or its sender's wish."""
+    with _open(project) as opened:
+        taken = opened.withdraw(request, reason)
+        say(f"{taken.id} is withdrawn ({taken.failure}): nothing is removed for it.")
+
+
+@app.command()
 def purge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also where a test finds traces of removed samples.")
+    ] = False,
     data_dir: DataDir = None,
     project: Folder = HERE,
 ) -> None:
     """Delete what descends from removed samples, and close the requests: there is no way back."""
     with _open(project) as opened:
-        gone = opened.purge(_machine(data_dir, Device.auto, None), dry_run=dry_run)
+        before = {r.id for r in opened.ledger.requests("closed")}
+        gone = opened.purge(_machine(data_dir, Device.auto, None), dry_run=dry_run, anyway=anyway)
         for artefact in gone:
             say(f"{'would be' if dry_run else 'is'} deleted: {artefact.path} ({artefact.kind})")
         away = opened.outstanding()
         if away and not dry_run:
             say(f"Not there, and still to be purged: {', '.join(away)}.")
         elif not gone:
-            say("Nothing descends from removed samples.")
+            say("Nothing to delete: no model here knows removed samples.")
+        if closed := [r.id for r in opened.ledger.requests("closed") if r.id not in before]:
+            say(f"Closed: {', '.join(closed)}.")
+        if waiting := [r.id for r in opened.pending()]:
+            say(f"Not handled yet: {', '.join(waiting)} ('goldfish unlearn').")
 
 
 @app.command()
@@ -502,35 +531,50 @@ def _what(request: Request) -> str:
 def _say_version(project: Project, version: Version) -> None:
     facts = version.facts
     say(
-        f"v{version.number} ({version.made_by}): {_measured(facts['measures'])}. "
+        f"v{version.number} ({version.made_by}): "
+        f"{_measured(facts['measures'], facts.get('guarantee'))}. "
         f"It lies in {project.files.version(version.number)}."
     )
     for tried, measures in facts.get("tried", {}).items():
-        why = measures.get("failed") or f"it lost too much: {_measured(measures)}."
+        bad = measures.get("traces", "it lost too much")
+        why = measures.get("failed") or f"its model was not good enough: {bad}."
         say(f"{tried} was tried first, and {why}")
     if "before" in facts:
         say(f"The model before: {_measured(facts['before'])}.")
-        say("Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back.")
+        advice = (
+            "Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back"
+        )
+        if known := project.still_known():
+            advice = f"{known}: 'goldfish reject', then 'goldfish unlearn --method retrain'"
+        say(f"{advice}.")
 
 
-def _measured(measures: Mapping[str, Any]) -> str:
-    gap = _memory_gap(measures)
-    return f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}{gap and f', {gap}'}"
+def _measured(measures: Mapping[str, Any], guarantee: str | None = None) -> str:
+    said = [f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}"]
+    if (known := measures.get("removed_class_accuracy")) is not None:
+        said.append(f"the removed class recognised in {known:.1f} %")
+    return ", ".join([*said, *filter(None, [_memory_gap(measures, guarantee)])])
 
 
-def _memory_gap(measures: Mapping[str, Any]) -> str:
+def _memory_gap(measures: Mapping[str, Any], guarantee: str | None = None) -> str:
     """Say what the model remembers of removed samples, and whether that may be chance."""
+    from goldfish.project.traces import memory_of
     from goldfish.report.formatting import plural
-    from goldfish.results import Memory
 
-    if (found := measures.get("memory")) is None:
+    if (memory := memory_of(measures)) is None:
         return ""
-    memory = Memory.model_validate(found)
     gap, whose = memory.gap, plural(int(memory.removed), "removed sample")
-    unclear = ": cannot be told from unseen samples" if gap.low <= 0 <= gap.high else ""
+    better = "easier" if guarantee == "exact" else "known better"
+    means = {
+        "remembers": f"{better} than unseen samples",
+        "over-forgets": "known worse than unseen samples",
+        "alike": "too small to matter",
+    }[gap.finding]
+    if gap.low <= 0 <= gap.high:
+        means = "cannot be told from unseen samples"
     return (
         f"memory gap of {whose} {gap.value:+.3f} (95 % interval {gap.low:+.3f} to "
-        f"{gap.high:+.3f}{unclear})"
+        f"{gap.high:+.3f}: {means})"
     )
 
 

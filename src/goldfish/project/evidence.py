@@ -26,6 +26,7 @@ from goldfish.errors import StoreError
 from goldfish.project.chain import Event
 from goldfish.project.ledger import FORGOTTEN, Artefact, Ledger, Request, Version, stamp
 from goldfish.project.signing import fingerprint, public_pem, read_key, write_new
+from goldfish.project.traces import class_is_known, memory_of, traces
 from goldfish.report.formatting import listing, percent, plural
 from goldfish.results import MARGINS, Memory, Part
 from goldfish.version import __version__
@@ -114,7 +115,8 @@ def case_of(ledger: Ledger, request_id: str) -> Case:
     of_client = [a for a in artefacts if a.manifests.get(request.client)]
     forgotten = any(event.kind == FORGOTTEN for event in events)
     if request.state not in ("unlearned", "measured", "closed"):
-        left = [artefact for artefact in of_client if artefact.state != "purged"]
+        withdrawn = request.state == "withdrawn"
+        left = [a for a in of_client if a.state != "purged" and not withdrawn]
         return Case(request, events, None, None, None, left, forgotten)
     # What other requests had removed already needed no version of its own.
     until = max(event.number for event in events if event.kind == "unlearned")
@@ -255,12 +257,12 @@ def headline(case: Case) -> str:
     request = case.request
     if request.state == "failed":
         return f"Not done: {request.failure}."
+    if request.state == "withdrawn":
+        return f"Withdrawn, and nothing was removed: {request.failure}."
     if case.after is None:
         return "Not done yet."
-    memory = _memory(case)
-    traces = memory is not None and memory.judged.finding == "remembers"
-    if traces or (case.audit and case.audit["word"] == "remembers"):
-        return "A new model was made, but a test still finds traces of the data in it."
+    if found := _traces(case):
+        return f"A new model was made, but {found}."
     if _collapsed(case):
         return "A new model was made, but it lost much of its accuracy, and so it proves little."
     if request.state != "closed" or case.outstanding:
@@ -299,6 +301,8 @@ def asked(case: Case) -> list[str]:
 def done(case: Case) -> list[str]:
     """Say what was done."""
     after = case.after
+    if case.request.state == "withdrawn":
+        return ["The request was taken back before it was handled: the model keeps the data."]
     if after is None:
         return ["No new model was made yet: the data is still in the one that is used."]
     if case.request.id not in after.requests:
@@ -311,7 +315,7 @@ def done(case: Case) -> list[str]:
         f"A new model was made on {after.at:%Y-%m-%d}: version {after.number}{old}. The method is "
         f'called "{after.made_by}".'
     ]
-    if after.facts.get("guarantee") == "exact":
+    if _is_exact(case):
         said.append(
             "This method is exact: the new model was trained without the removed data, from a "
             "start that knew nothing of it."
@@ -376,27 +380,59 @@ def _test(case: Case) -> list[str]:
             "It lost so much accuracy that the test below proves little: it may have forgotten "
             "more than it was asked to."
         )
-    memory = _memory(case)
+    if case.after and class_is_known(case.after.facts):
+        said.append("It should not recognise the removed class any more.")
+    memory, old = memory_of(now), memory_of(before)
     if memory is None:
         return [*said, "No test for traces of the removed samples was possible."]
-    found = {
-        "alike": "the new model treats the removed samples like the others. No trace of them was "
-        "found.",
-        "remembers": "the new model still knows the removed samples better than the others. They "
-        "have left traces.",
-        "over-forgets": "the new model does worse on the removed samples than on the others. It "
-        "does not know them, but the difference could tell an attacker that they were removed.",
-    }[memory.judged.finding]
+    gap = memory.gap
+    if gap.finding == "over-forgets":
+        found = (
+            "the new model does worse on the removed samples than on the others. It does not know "
+            "them, but the difference could tell an attacker that they were removed."
+        )
+    elif gap.finding == "remembers" and _is_exact(case):
+        found = (
+            "the new model does better on the removed samples than on the others. It has never "
+            "seen them: they are easier."
+        )
+    elif gap.finding == "remembers":
+        found = (
+            "the new model still knows the removed samples better than the others. They have left "
+            "traces."
+        )
+    elif gap.high < _small(old):
+        found = (
+            "the new model treats the removed samples like the others. No trace of them was found."
+        )
+    else:
+        found = "it could not tell whether the new model still knows the removed samples."
+    was = "" if old is None else f"; of the old model: {old.gap.value:+.3f}"
     said.append(
         f"Test for traces, with {plural(int(memory.removed), 'removed sample')} beside "
-        f"{memory.unseen} that no model has seen: {found}"
+        f"{memory.unseen} that no model has seen: {found} (Memory gap, 0 where there is no trace: "
+        f"{gap.value:+.3f}, 95 % interval {gap.low:+.3f} to {gap.high:+.3f}{was}.)"
     )
     if memory.removed < FEW:
         said.append("With so few removed samples, the test would find a strong trace only.")
-    old = _memory(case, "before")
-    if old is not None and old.judged.finding != "remembers":
+    if old is not None and old.gap.finding != "remembers":
         said.append("The test found no trace in the old model either, so that it says little here.")
     return said
+
+
+def _small(old: Memory | None) -> float:
+    """Return below which memory gap there is no trace: too small to matter, or beside the old."""
+    if old is None or old.gap.finding != "remembers":
+        return MARGINS.memory
+    return max(MARGINS.memory, MARGINS.kept * old.gap.value)
+
+
+def _is_exact(case: Case) -> bool:
+    return case.after is not None and case.after.facts.get("guarantee") == "exact"
+
+
+def _traces(case: Case) -> str:
+    return "" if case.after is None else traces(case.after.facts, case.audit)
 
 
 def of_remaining_classes(measures: Mapping[str, Any]) -> bool:
@@ -406,12 +442,6 @@ def of_remaining_classes(measures: Mapping[str, Any]) -> bool:
 
 def _measures(case: Case, which: str) -> Mapping[str, Any]:
     return (case.after.facts.get(which) if case.after else None) or {}
-
-
-def _memory(case: Case, which: str = "measures") -> Memory | None:
-    """Return what the membership test found in the new model, or in the one before."""
-    found = _measures(case, which).get("memory")
-    return None if found is None else Memory.model_validate(found)
 
 
 def _collapsed(case: Case) -> bool:

@@ -95,6 +95,21 @@ class ProjectFolder:
         write_whole(path, begun)
         return self.rounds(1), discarded
 
+    def refuse_other_ledger(self, versions: int, ledger: str) -> None:
+        """Raise where the ledger, which tells of so many versions, is not that of this folder.
+
+        A version lies here before the ledger tells of it. As long as the ledger does not, the
+        folder in which it was made is there as well.
+        """
+        there = (int(p.name[1:]) for p in self.path.glob("versions/v*") if p.name[1:].isdecimal())
+        newest = max((n for n in there if not self.work(n).exists()), default=0)
+        if newest > versions:
+            raise StoreError(
+                f"{self.version(newest)} is there, and the ledger {ledger} does not know of it: "
+                "it is empty, of another project, or older. Put it back from a backup, or correct "
+                f"'ledger' in {self.path / FILE}. Nothing was done."
+            )
+
     def name(self, path: Path) -> str:
         """Return a path as the ledger names it."""
         return path.relative_to(self.path).as_posix()

@@ -38,17 +38,20 @@ from goldfish.project.chain import (
 from goldfish.project.database import ABOUT, database_problems, engine_of, migrate, tell_about
 
 Kind = Literal["samples", "class", "all"]
-State = Literal["received", "planned", "running", "unlearned", "measured", "closed", "failed"]
+State = Literal[
+    "received", "planned", "running", "unlearned", "measured", "closed", "failed", "withdrawn"
+]
 ArtefactState = Literal["current", "quarantined", "purged"]
 
 NEXT: Mapping[str, tuple[str, ...]] = {
-    "received": ("planned", "failed"),
-    "planned": ("running", "failed"),
-    "running": ("unlearned", "failed"),
+    "received": ("planned", "failed", "withdrawn"),
+    "planned": ("running", "failed", "withdrawn"),
+    "running": ("unlearned", "failed", "withdrawn"),
     "unlearned": ("measured", "failed"),
     "measured": ("closed", "failed"),
     "closed": (),
-    "failed": ("received",),
+    "failed": ("received", "withdrawn"),
+    "withdrawn": (),
 }
 """Where a request may go from each state."""
 FORMERLY: Mapping[str, str] = {"audited": "measured"}
@@ -95,11 +98,13 @@ class Request:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What was recorded on its way; a later value of a name replaces an earlier one."""
     failure: str | None = None
-    """Why it failed; None again once it is tried anew."""
+    """Why it failed, or was withdrawn; None again once it is tried anew."""
 
     def overdue(self, now: datetime | None = None) -> bool:
         """Say whether the request is still open after its due date."""
-        return self.state != "closed" and (now or datetime.now(UTC)) > self.due_at
+        return (
+            self.state not in ("closed", "withdrawn") and (now or datetime.now(UTC)) > self.due_at
+        )
 
 
 @dataclass(frozen=True)
@@ -268,12 +273,13 @@ class Ledger:
     def move(self, request_id: str, state: State, **facts: Any) -> Request:
         """Bring a request to its next state (:data:`NEXT`), with what is to be known of it.
 
-        ``failed`` needs the fact ``reason``. Facts are JSON values, and name no sample.
+        ``failed`` and ``withdrawn`` need the fact ``reason``. Facts are JSON values, and name no
+        sample.
         """
         if state not in NEXT:
             raise ConfigError(unknown("state", state, NEXT, f"States are {', '.join(NEXT)}."))
-        if state == "failed" and not facts.get("reason"):
-            raise ConfigError(f"Request {request_id} cannot fail without a reason.")
+        if state in ("failed", "withdrawn") and not facts.get("reason"):
+            raise ConfigError(f"Request {request_id} cannot become {state} without a reason.")
         with self.together():
             before = self.request(request_id).state
             if state not in NEXT[before]:
@@ -285,6 +291,17 @@ class Ledger:
             self._append(state, request_id, facts)
             return self.request(request_id)
 
+    def withdraw(self, request_id: str, reason: str) -> None:
+        """Take a request back, and forget what it names; the same may then be filed anew.
+
+        After a kill, call it once more.
+        """
+        with self.together() as db:
+            if self.request(request_id).state != "withdrawn":
+                self.move(request_id, "withdrawn", reason=reason)
+            db.execute(_FORGET, {"request": request_id})
+        self.forget_ids(request_id)
+
     def content(self, request_id: str) -> Content:
         """Return what a request names, in plain, until it is forgotten."""
         with self._reading() as db:
@@ -293,7 +310,9 @@ class Ledger:
                 {"request": self.request(request_id).id},
             ).one_or_none()
         if row is None:
-            raise StoreError(f"What request {request_id} names was forgotten when it was purged.")
+            raise StoreError(
+                f"What request {request_id} names was forgotten when it was purged or withdrawn."
+            )
         return Content(tuple(json.loads(row.ids)), row.salt)
 
     def forget_ids(self, *request_ids: str) -> None:
@@ -551,7 +570,7 @@ def _told(events: Sequence[Event]) -> Request:
     facts: dict[str, Any] = {}
     for event in moves:
         state = FORMERLY.get(event.kind, event.kind)
-        failure = str(event.facts["reason"]) if state == "failed" else None
+        failure = str(event.facts["reason"]) if state in ("failed", "withdrawn") else None
         facts.update(event.facts)
     facts.pop("reason", None)
     times = {n: datetime.fromisoformat(first.facts[n]) for n in ("requested_at", "due_at")}

@@ -29,7 +29,7 @@ from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
 from goldfish.experiments.scenario import Machine
 from goldfish.federation import InProcess
-from goldfish.files import sha256_of, write_whole
+from goldfish.files import make_folder, sha256_of, write_whole
 from goldfish.flower.submit import project_on_flower
 from goldfish.methods import (
     METHODS,
@@ -61,6 +61,7 @@ from goldfish.project.ledger import (
     Version,
 )
 from goldfish.project.settings import AUTO, TEMPLATE, ProjectSettings
+from goldfish.project.traces import traces
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.store import KeptHistory
 from goldfish.types import DeletionRequest, Federation, States
@@ -82,6 +83,8 @@ BEGUN = "pass.json"
 WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "measured", "closed")
 PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
 """Requests in these states are still to be handled; one that failed is tried again."""
+TOLD = "told"
+"""The event that a client on Flower was told of a request: it trains without the samples now."""
 
 
 class _Pass(Part):
@@ -190,8 +193,10 @@ class Project:
                 "'goldfish init DIR' makes one; --project DIR names one."
             )
         settings = ProjectSettings.read(found / FILE)
-        url = settings.tables.ledger
+        files, url = ProjectFolder(found, settings), settings.tables.ledger
         place = url if "://" in url else found / url
+        if not Path(place).exists() and "://" not in url:
+            files.refuse_other_ledger(0, str(place))  # before an empty one is made
         try:
             with private():
                 ledger = Ledger.open(place)
@@ -199,7 +204,12 @@ class Project:
             if not to_read or not Path(place).exists():
                 raise
             ledger = Ledger.open(place, read_only=True)
-        return cls(ProjectFolder(found, settings), ledger)
+        try:
+            files.refuse_other_ledger(len(ledger.versions()), ledger.name)
+        except BaseException:
+            ledger.close()
+            raise
+        return cls(files, ledger)
 
     @property
     def settings(self) -> ProjectSettings:
@@ -284,6 +294,7 @@ class Project:
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
             facts = _facts(Evaluator(scenario, machine.device).measure(trained.params), [])
+            make_folder(self.files.work(1))  # as long as it is there, the version is in the making
             return self._publish(trained, "import", facts, {})
 
     def current(self) -> Version:
@@ -365,8 +376,15 @@ class Project:
         holdings = self.files.holdings(machine) if of_class else None
         unknown = theirs and kind == "class"
         keys = registry.keys(client, kind, content, holdings) & left
-        if not keys and not unknown:
-            raise ConfigError(f"{client} has no sample of class {label}. Nothing was filed.")
+        if holdings is not None and not keys and not unknown:
+            why = f"{client} has no sample of class {label}."
+            if lost := len(holdings.missing(client) - registry.gone[client]):
+                why = (
+                    f"{client} has no sample of class {label} in the data any more. {lost} of its "
+                    "samples that the model was trained with are not there, and may be of this "
+                    "class: name their ids with --samples."
+                )
+            raise ConfigError(f"{why} Nothing was filed.")
         named = {client: keys}
         for other, asked in pending:
             seen = self.files.of_class(other.id) or ()
@@ -391,6 +409,29 @@ class Project:
             if kind == "class" and not unknown and filed.id not in known:
                 self.files.keep_class(filed.id, keys)
         return filed
+
+    def withdraw(self, request_id: str, reason: str) -> Request:
+        """Take a request back that is not handled yet; what it names is forgotten.
+
+        A pass in the making that would honour it is discarded. On Flower it is too late once its
+        client was told: the client trains without the samples then.
+        """
+        with self.working():
+            request = self.ledger.request(request_id)
+            told = any(event.kind == TOLD for event in self.ledger.events(request_id))
+            if request.state not in (*PENDING, "withdrawn") or told:
+                why = f"it is {request.state}"
+                if request.state in PENDING:
+                    why = f"{request.client} was told of it, and trains without the samples"
+                elif request.state != "closed":
+                    why += ": 'goldfish reject' takes the new version back first"
+                raise ConfigError(f"{request_id} cannot be withdrawn any more: {why}.")
+            making = self.files.work(len(self.ledger.versions()) + 1)
+            if (making / BEGUN).exists() and request_id in _Pass.begun(making / BEGUN).requests:
+                remove(making)
+            self.ledger.withdraw(request_id, reason)
+            self.files.forget_class(request_id)
+        return self.ledger.request(request_id)
 
     def plan(self, machine: Machine, methods: Sequence[str] = ()) -> ProjectPlan:
         """Say what each of these methods, or of all, would cost for the pending requests.
@@ -419,7 +460,9 @@ class Project:
         """Handle all pending requests in one pass and make a new version; yield the progress.
 
         A pass that was interrupted goes on, with the requests that it began with. Where "auto" took
-        the fast method, and it failed or its model lost too much accuracy, the pass retrains.
+        the fast method, and it failed, or its model lost too much accuracy or still knows what it
+        should have forgotten, the pass retrains. No version is made where nothing is left to do:
+        other requests have removed it all.
         """
         if self.engine is None:
             yield from self.hand_over("unlearn", machine, method or "")
@@ -428,7 +471,11 @@ class Project:
             now = self._now(machine, self.engine)
             self._purge_clients(now.trained.federation)
             rounds = self.files.rounds(len(self.ledger.versions()) + 1)
-            begun, asked = self._begin(now, rounds.path, method)
+            found_to_do = self._begin(now, rounds.path, method)
+            if found_to_do is None:
+                remove(rounds.path)
+                return
+            begun, asked = found_to_do
             scenario = now.holdings.scenario(
                 now.registry.gone, machine.device, asked.requests, asked.of_clients()
             )
@@ -455,9 +502,12 @@ class Project:
                     tried = {"failed": str(error)}
                 else:
                     found = evaluator.measure(done.params, asked.requests)
-                    if not begun.auto or base - found.accuracy < MARGINS.collapse:
-                        break
                     tried = _measures(found)
+                    made = {"measures": tried, "before": _measures(before)}
+                    known = traces({**made, "guarantee": way.guarantee})
+                    if not begun.auto or not (known or base - found.accuracy >= MARGINS.collapse):
+                        break
+                    tried |= {"traces": known} if known else {}
                 spent = sum((r.cost for r in rounds.load(todo.phase)[1]), Cost())
                 then = {"method": EXACT, "auto": False, "tried": tried, "spent": spent}
                 begun = begun.model_copy(update=then)
@@ -533,16 +583,25 @@ class Project:
             remove(self.files.version(rejected.number))
         return self.current()
 
-    def purge(self, machine: Machine | None = None, *, dry_run: bool = False) -> list[Artefact]:
+    def purge(
+        self, machine: Machine | None = None, *, dry_run: bool = False, anyway: bool = False
+    ) -> list[Artefact]:
         """Delete what descends from removed samples, and return it; requests are then closed.
 
         To purge is to accept the newest version: there is no way back. On Flower clients delete
         what they keep, too. As long as one cannot be reached, requests are not closed: its part is
-        quarantined, and deleted by the next purge or unlearning that reaches it.
+        quarantined, and deleted by the next purge or unlearning that reaches it. A version that
+        still knows what it should have forgotten is accepted ``anyway`` only.
         """
         old = self.ledger.artefacts("quarantined")
         if dry_run or not (old or self.ledger.requests("measured")):
             return old
+        if not anyway and (found := self.still_known()):
+            raise ConfigError(
+                f"{found}: nothing was deleted. Run 'goldfish reject', then 'goldfish unlearn "
+                "--method retrain'; or let 'goldfish audit' look closer. 'goldfish purge --anyway' "
+                "accepts it all the same."
+            )
         if self.engine is None:
             list(self.hand_over("purge", machine or Machine()))
         else:
@@ -550,6 +609,22 @@ class Project:
                 self._purge(machine or Machine(), self.engine)
         left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
         return [artefact for artefact in old if artefact.path not in left]
+
+    def still_known(self) -> str:
+        """Say what the newest version still knows of what it should have forgotten, if anything.
+
+        It comes down from those that it was made from, back to one of an exact method, or to one
+        that was accepted: the version before that is purged.
+        """
+        versions, models = {v.number: v for v in self.ledger.versions()}, self._models()
+        audits, version = self.ledger.audits(), self.current()
+        while version.parent is not None and models[version.parent] == "quarantined":
+            if found := traces(version.facts, audits.get(version.number)):
+                return f"v{version.number} is not good enough, {found}"
+            if version.facts.get("guarantee") == "exact":
+                break
+            version = versions[version.parent]
+        return ""
 
     def outstanding(self) -> list[str]:
         """Return the clients that must still delete what they keep, since a purge or a reject."""
@@ -597,7 +672,7 @@ class Project:
         with self.ledger.together():
             for artefact in old:
                 self.ledger.move_artefact(artefact.path, "purged")
-        done = self.ledger.requests("measured", "closed")
+        done = self.ledger.requests("measured", "closed", "withdrawn")
         self.ledger.forget_ids(*(request.id for request in done))
         for request in done:
             self.files.forget_class(request.id)
@@ -702,8 +777,12 @@ class Project:
         for request in asked.done:
             self._advance(request, "measured", note="there was nothing left of it")
         if not asked.by_request:
-            raise ConfigError("The newest model is free of all that is asked for.")
+            return asked
         needed = self._todo(self._way(asked, now, method), now, asked, now.holdings.test).askers
+        if self.settings.on_flower:
+            with self.ledger.together():
+                for request in asked.by_request:
+                    self.ledger.record(TOLD, {}, request)
         absent = set(file(now.trained.federation, asked.requests, now.trained.honoured))
         away = [
             r
@@ -720,14 +799,16 @@ class Project:
             )
         return replace(asked, by_request=left)
 
-    def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked]:
+    def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked] | None:
         """Return the pass that was interrupted, or a new one, and what it is to honour.
 
         One that started from another version, which was rejected since, or with other settings is
-        discarded.
+        discarded; so is one without the requests for samples that are not in the data any more.
+        None: there is nothing left to do.
         """
         path, origin = folder / BEGUN, (now.version.number, now.version.sha256)
-        chosen = [self.settings.tables.unlearning.rounds, self.settings.methods]
+        unlearning = self.settings.tables.unlearning
+        chosen = [unlearning.method, unlearning.rounds, self.settings.methods]
         settings = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
         begun = _Pass.begun(path) if path.exists() else None
         if begun is not None and (begun.parent, begun.parent_sha256) != origin:
@@ -744,12 +825,21 @@ class Project:
                     f"delete {folder} to begin anew."
                 )
             waiting = list(map(self.ledger.request, begun.requests))
-            return begun, self._ask(waiting, now, begun=True)
+            try:
+                return begun, self._ask(waiting, now, begun=True)
+            except DataError:
+                if {request.id for request in self.pending()} <= set(begun.requests):
+                    raise
+            self._ask(self.pending(), now)  # it raises where newer requests do not name them either
+            self.tell("A newer request is for samples that were deleted: the pass starts over.")
+            remove(folder)
         asked = self._without_absent(self._ask(self.pending(), now), now, method)
+        if not asked.by_request:
+            return None
         name = self._way(asked, now, method)
         begun = _Pass(
             method=name,
-            auto=name == FAST and (method or self.settings.tables.unlearning.method) == AUTO,
+            auto=name == FAST and (method or unlearning.method) == AUTO,
             requests=list(asked.by_request),
             parent=now.version.number,
             parent_sha256=now.version.sha256,
