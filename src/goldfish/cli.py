@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
+from rich.text import Text
 
 from goldfish.errors import ConfigError, GoldfishError
 from goldfish.project import FILE, find_project
@@ -53,7 +53,7 @@ flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish 
 app.add_typer(flower_app, name="flower", no_args_is_help=True)
 app.add_typer(project_app)
 
-_tell = partial(console.print, markup=False, highlight=False)
+_tell = partial(console.print, highlight=False)
 
 
 @app.callback()
@@ -230,7 +230,7 @@ def bench(
     console.print(f"{machine_in_words(place)}. {model}, batches of 100.", highlight=False)
     with console.status("loading") as status:
         rows = measure(work, status.update)
-    print_table(("what", "measured", "ratio"), (map(escape, row) for row in rows))
+    print_table(("what", "measured", "ratio"), rows)
 
 
 @app.command()
@@ -369,7 +369,7 @@ def data_list(data_dir: DataDir = None) -> None:
 
     rows = []
     for found in available(data_dir):
-        state = "[green]there[/]" if found.present else "[yellow]missing[/]"
+        state = Text("there", "green") if found.present else Text("missing", "yellow")
         missing = f" (missing: {', '.join(found.missing)})" if found.missing else ""
         rows.append((found.name, state, found.location + missing))
     print_table(("dataset", "state", "where"), rows)
@@ -386,7 +386,7 @@ def data_fetch(
     from goldfish.data import fetch
     from goldfish.data.sources import resolve_data_dir
 
-    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn(name, markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(name, total=None)
         fetch.fetch(
@@ -415,7 +415,7 @@ def flower_init(
     from goldfish.flower.app_folder import write_app
 
     for path in write_app(folder):
-        console.print(path, highlight=False, markup=False, soft_wrap=True)
+        console.print(path, highlight=False, soft_wrap=True)
 
 
 keys_app = typer.Typer(help="Certificates and keys of a federation: new, renewed, for more nodes.")
@@ -539,8 +539,8 @@ def flower_doctor(
     healthy = True
     for finding in examine(state_dir, secure, superlink, port or ()):
         healthy &= finding.ok
-        mark = "[green]ok[/]     " if finding.ok else "[red]problem[/]"
-        console.print(f"{mark} {escape(f'{finding.check}: {finding.detail}')}", soft_wrap=True)
+        mark = Text("ok     ", "green") if finding.ok else Text("problem", "red")
+        console.print(mark, f"{finding.check}: {finding.detail}", soft_wrap=True)
     if not healthy:
         raise typer.Exit(1)
 
@@ -633,11 +633,11 @@ def _print_result(out: Path) -> None:
     page = write_report(out)
     print_table(*short_table(result))
     told = headline(result)
-    console.print(image_counts(result), markup=False, style="dim")
-    console.print(told.verdict, markup=False, style="bold")
+    console.print(image_counts(result), style="dim")
+    console.print(told.verdict, style="bold")
     for sentence in (told.asked, *told.sentences):
-        console.print(sentence, markup=False)
-    console.print(f"Report: {page}", markup=False, soft_wrap=True)
+        console.print(sentence)
+    console.print(f"Report: {page}", soft_wrap=True)
     failed = [method.diverged for method in result.methods.values() if method.diverged]
     failed += [sentence for name in result.methods for sentence in unhonoured(name, result)]
     if failed:
@@ -646,6 +646,6 @@ def _print_result(out: Path) -> None:
 
 
 def _print_error(message: str) -> None:
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, markup=False, emoji=False)
     errors.print("Error:", style="bold red", end=" ")
-    errors.print(message, markup=False, highlight=False, soft_wrap=True)
+    errors.print(message, highlight=False, soft_wrap=True)

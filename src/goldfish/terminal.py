@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from goldfish.errors import ConfigError
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """The usual exit status of a program that was ended by Ctrl-C."""
 
-console = Console()
+console = Console(markup=False, emoji=False)
+"""Prints text as it is: names, paths and ids may hold square brackets and colons."""
 
 Device = StrEnum("Device", {"auto": "auto", "cpu": "cpu", "cuda": "cuda"})
 """Where the models run."""
@@ -40,7 +42,7 @@ Workers = Annotated[
 
 def say(sentence: str) -> None:
     """Print a sentence as it is."""
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    console.print(sentence, highlight=False, soft_wrap=True)
 
 
 def show_progress(
@@ -53,11 +55,11 @@ def show_progress(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.description:<10}"),
+        TextColumn("{task.description:<10}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
     )
     bars: dict[str, TaskID] = {}
     try:
@@ -71,11 +73,11 @@ def show_progress(
                 where = f"{step.phase}, round {step.round}"
                 for failure in step.record.failures if step.record else ():
                     said = f"{where}: {failure.client_id} did not answer: {failure.cause}"
-                    progress.console.print(said, markup=False)
+                    progress.console.print(said)
                 if step.record and (far := step.record.shortened):
                     who = f"{', '.join(far[:3])}{', ...' if far[3:] else ''}"
                     said = f"{where}: {len(far)} updates were too long and are shortened ({who})"
-                    progress.console.print(said, markup=False)
+                    progress.console.print(said)
     except KeyboardInterrupt:
         if close:
             steps.close()  # type: ignore[attr-defined]
@@ -116,8 +118,8 @@ def resolve(device: Device) -> str:
     return "cpu"
 
 
-def print_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table."""
+def print_table(headings: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
+    """Print a table; its texts are printed as they are."""
     printed = Table(*headings)
     for row in rows:
         printed.add_row(*row)

@@ -18,6 +18,7 @@ from goldfish.cli import app
 from goldfish.project import commands
 from goldfish.project.evidence import case_of, findings
 from goldfish.project.project import Project
+from goldfish.terminal import print_table, say
 
 Command = Callable[..., str]
 
@@ -207,3 +208,11 @@ def test_nothing_is_left_to_do_where_others_removed_it_all(
         "Nothing had to be done: v2 was made without all that is asked for. 'goldfish purge' "
         "closes the requests."
     )
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """Square brackets and colons are no markup."""
+    name = "ward [red] :smile: [/] of [link=x]"
+    print_table(("client",), [(name,)])
+    say(name)
+    assert capsys.readouterr().out.count(name) == 2
