@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.project.test_project import ids_of
 from typer.testing import CliRunner
 
 from goldfish.cli import app
+from goldfish.data import Partition
 from goldfish.project import commands
 from goldfish.project.evidence import case_of, findings
 from goldfish.project.project import Project
@@ -216,3 +218,19 @@ def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
     print_table(("client",), [(name,)])
     say(name)
     assert capsys.readouterr().out.count(name) == 2
+
+
+def test_blanks_around_an_id_count_only_where_the_id_has_them(
+    trained: Project, goldfish: Command, tmp_path: Path
+) -> None:
+    """Ids with blanks inside and around are asked for as 'goldfish clients' prints them."""
+    names = [" patient 1", "patient 2 ", "patient\u20283"]
+    registry = trained._registry(trained.current())
+    manifest = Partition("explicit", 0, {"a": tuple(registry.key("a", name) for name in names)})
+    there = replace(registry, manifest=manifest, gone={"a": set()})
+    path = tmp_path / "ids.txt"
+    path.write_text("\n".join(names))
+    assert there.named("a", commands._read_ids(path)) == names
+    path.write_text(f"  {ids_of(trained, 'client-1', 1)[0]} \r\n")
+    printed = goldfish("forget", "--client", "client-1", "--samples", path)
+    assert "R-0001: client-1, 1 sample." in printed

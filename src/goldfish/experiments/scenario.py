@@ -373,7 +373,7 @@ def _members_requests(what: Selection, members: Sequence[str]) -> list[DeletionR
 def _requests_of_lines(path: Path) -> list[DeletionRequest]:
     """Read a file of lines with a client's id and a sample's id each."""
     ids: dict[str, list[str]] = {}
-    for line in _read_ids(path):
+    for line in map(str.strip, _read_ids(path)):
         client_id, _, sample_id = line.partition(" ")
         if not sample_id.strip():
             raise ConfigError(
@@ -494,7 +494,9 @@ class _Chooser:
                     raise ConfigError(f"deletion: all data of {client_id} is asked for already.")
             return removal.requests_for_clients(self._partition, what.clients)
         if what.samples is not None:
-            ids = [i for i in _read_ids(Path(what.samples)) if i not in self._asked]
+            lines = _read_ids(Path(what.samples))
+            named = [line if line in self._label_of else line.strip() for line in lines]
+            ids = [i for i in named if i not in self._asked]
             return removal.requests_for_samples(self._partition, ids)
         label = what.class_label
         of_class = [i for i, own in self._label_of.items() if own == label]
@@ -572,10 +574,10 @@ def divide(settings: DataSettings, seed: int, train: TensorExamples) -> Partitio
 
 def _read_ids(path: Path) -> list[str]:
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"deletion.samples: {path} cannot be read: {error}.") from None
-    ids = [line.strip() for line in lines if line.strip()]
+    ids = [line for line in lines if line.strip()]
     if not ids:
         raise ConfigError(f"deletion.samples: {path} is empty; write one sample id a line.")
     return ids

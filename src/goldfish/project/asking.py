@@ -75,6 +75,11 @@ class Registry:
         """Return the key of a client's sample."""
         return key_of(self.salt, sample_id, client if self.own_data else None)
 
+    def named(self, client: str, written: Sequence[str]) -> list[str]:
+        """Return the ids that were written; blanks around one count only where its id has them."""
+        held = set(self.manifest.clients[client])
+        return list(dict.fromkeys(w if self.key(client, w) in held else w.strip() for w in written))
+
     def keys(
         self,
         client: str,

@@ -510,10 +510,10 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
 
 def _read_ids(path: Path) -> list[str]:
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--samples: {path} cannot be read: {error}.") from None
-    ids = [line.strip() for line in lines if line.strip()]
+    ids = [line for line in lines if line.strip()]  # blanks around an id: see Registry.named
     if not ids:
         raise ConfigError(f"--samples: {path} names no sample. Write one sample id a line.")
     return ids

@@ -356,7 +356,7 @@ class Project:
         kind: Kind = "all"
         content: Sequence[str] = ()
         if samples is not None:
-            kind, content = "samples", tuple(dict.fromkeys(samples))
+            kind, content = "samples", tuple(registry.named(client, samples))
             if self.files.pinned().data is not None:
                 self.files.holdings(machine)  # it refuses other data than that of the training
             registry.check_samples(client, content, self.ledger.requests("measured", "closed"))
