@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldfish.errors import ConfigError
-from goldfish.experiments.config import load_config, parse_config
+from goldfish.experiments.config import load_config, parse_config, read_toml
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine
 from goldfish.methods import METHODS
@@ -89,3 +89,10 @@ def test_a_class_label_is_of_any_integer_type(label: Any) -> None:
 def test_what_is_no_class_label_is_refused_in_words(label: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"deletion\.class_label: .*{words}"):
         parse_config({"deletion": {"class_label": label}})
+
+
+def test_a_byte_order_mark_is_no_setting(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    path = tmp_path / "marked.toml"
+    path.write_text("[data]\nclients = 3\n", "utf-8-sig")
+    assert read_toml(path) == {"data": {"clients": 3}}

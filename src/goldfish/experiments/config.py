@@ -223,7 +223,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), *, seed: int | None =
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the values of a configuration, not checked yet."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration file {path}.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -475,7 +475,7 @@ def _say_checks(found: Sequence[Check]) -> bool:
 def _ledger_of(project: Path) -> str | Path:
     """Return where the ledger of a project is, without the settings that need PyTorch."""
     try:
-        url = str(tomllib.loads((project / FILE).read_text("utf-8")).get("ledger", LEDGER))
+        url = str(tomllib.loads((project / FILE).read_text("utf-8-sig")).get("ledger", LEDGER))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{project / FILE} cannot be read: {error}.") from error
     return url if "://" in url else project / url

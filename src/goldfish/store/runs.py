@@ -96,7 +96,7 @@ class RunDirectory:
             write_whole(written, config)
             return
         try:
-            there = _settings(written.read_text("utf-8"))
+            there = _settings(written.read_text("utf-8-sig"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise StoreError(
                 f"{written}, the configuration of a run, cannot be read: {error}. Mend it, or "
