@@ -61,8 +61,13 @@ def test_one_colour_image_makes_all_of_them_rgb(tmp_path: Path) -> None:
 
 
 def test_other_files_are_passed_over(tmp_path: Path) -> None:
-    (write_images(tmp_path) / "train" / "cat" / "notes.txt").write_text("hello")
-    assert len(load("image-folder", path=tmp_path).train) == 3
+    cats = write_images(tmp_path) / "train" / "cat"
+    (cats / "notes.txt").write_text("hello")
+    (cats / "._a.png").write_bytes(b"of a Mac")
+    save(tmp_path / "train" / ".thumbnails" / "a.png", 1, size=(5, 5))
+    data = load("image-folder", path=tmp_path)
+    assert len(data.train) == 3
+    assert data.class_names == ("ant", "cat")
 
 
 def test_the_image_of_another_size_is_named(tmp_path: Path) -> None:

@@ -117,16 +117,23 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
         raise DataError(
             f"{folder} is missing. An image folder holds train/CLASS/*.png and test/CLASS/*.png."
         )
-    names = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir()))
+    names = tuple(sorted(e.name for e in folder.iterdir() if e.is_dir() and not _hidden(e)))
     if not names:
         raise DataError(f"{folder}: has no folders; one folder of images a class is needed.")
     return names
 
 
+def _hidden(path: Path) -> bool:
+    """Tell whether a program put it there for itself: .DS_Store, ._cat.png, .ipynb_checkpoints."""
+    return path.name.startswith(".")
+
+
 def _image_files(folder: Path, names: Sequence[str], *, may_be_empty: bool) -> list[Path]:
     files = []
     for name in names:
-        found = sorted(f for f in (folder / name).iterdir() if f.suffix.lower() in SUFFIXES)
+        found = sorted(
+            f for f in (folder / name).iterdir() if f.suffix.lower() in SUFFIXES and not _hidden(f)
+        )
         if not found and not may_be_empty:
             raise DataError(f"{folder / name}: has no images ({', '.join(SUFFIXES)}).")
         files += found

@@ -125,7 +125,7 @@ def explicit(source: Mapping[str, Sequence[str]] | Path) -> Partition:
         clients = {client_id: tuple(ids) for client_id, ids in source.items()}
         return Partition("explicit", 0, clients)
     try:
-        text = source.read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8-sig")
         content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{source}: cannot be read as a partition ({error}).") from error
