@@ -165,6 +165,7 @@ def test_npz_ids(tmp_path: Path) -> None:
         ({"y_train": np.array([0, 1])}, "3 samples, y_train has 2"),
         ({"y_train": np.array([0, 1, -2])}, "label -2"),
         ({"x_test": np.zeros((1, 3, 3), np.uint8)}, "differ in the shape"),
+        ({"id_train": np.array(["a"])}, "nothing reads: id_train. Known are x_train, y_train, ids"),
         ({"y_test": np.array([None])}, "cannot be read as npz of plain arrays"),
     ],
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 from goldfish.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+NPZ_ARRAYS = tuple(f"{kind}_{split}" for split in ("train", "test") for kind in ("x", "y", "ids"))
 _GRAY, _RGB = 1, 3
 
 
@@ -79,7 +80,7 @@ def _stack(files: Sequence[Path]) -> npt.NDArray[np.uint8]:
 def read_npz(
     path: Path, splits: Sequence[str], class_names: Sequence[str] | None = None
 ) -> tuple[list[RawSplit], tuple[str, ...]]:
-    """Read ``x_SPLIT``, ``y_SPLIT`` (and ``ids_SPLIT``) of an npz file, which may have others.
+    """Read ``x_SPLIT``, ``y_SPLIT`` (and ``ids_SPLIT``) of an npz file, which may have the others.
 
     Return the splits and the names of the classes: ``class_names``, those of all machines, in
     order; by default their numbers.
@@ -101,6 +102,13 @@ def _npz_arrays(path: Path, needed: Sequence[str]) -> dict[str, npt.NDArray[np.g
             loaded = np.load(file, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: is a single array. Write it with numpy.savez.")
+            strange = [name for name in loaded.files if name not in NPZ_ARRAYS]
+            if strange:
+                raise DataError(
+                    f"{path}: it has arrays that nothing reads: {', '.join(strange[:10])}"
+                    f"{', ...' * (len(strange) > 10)}. Known are {', '.join(NPZ_ARRAYS)}. Rename "
+                    "them, or leave them out."
+                )
             arrays = {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: cannot be read as npz of plain arrays ({error}).") from error
