@@ -20,6 +20,7 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.project import FILE, find_project
 from goldfish.project.commands import app as project_app
 from goldfish.project.commands import audit_newest
+from goldfish.signals import INTERRUPTED, end_quietly_while_importing
 from goldfish.terminal import (
     DataDir,
     Device,
@@ -571,8 +572,13 @@ def flower_tombstones(
 
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
+    end_quietly_while_importing()
     try:
         app()
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # what Typer makes of Ctrl-C, without a word
+            Console(stderr=True).print("Interrupted.")
+        raise
     except (GoldfishError, OSError) as error:  # a full disk shows itself anywhere
         _print_error(str(error))
         sys.exit(1)
