@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.project.conftest import MACHINE, make_project, write_data
+from tests.project.test_evidence import nobody
 
 from goldfish.errors import ConfigError, DataError, GoldfishError, StoreError
 from goldfish.project.project import Project
@@ -207,3 +210,20 @@ def test_a_flipped_byte_in_what_is_being_made_is_told_and_harms_nothing(trained:
     assert (trained.current().number, trained.ledger.verify()) == (1, [])
     list(trained.unlearn(MACHINE))
     assert trained.current().facts["rounds"] in (9, 10, 11)
+
+
+@pytest.mark.parametrize("kind", ["closed", "of another", "a file"])
+def test_a_project_is_made_where_one_may_write(kind: str) -> None:
+    """And nothing is written elsewhere."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        folder = Path(place) / "there"
+        if kind == "a file":
+            folder.touch()
+        else:
+            folder.mkdir()
+            folder.chmod(0o777 if kind == "of another" and os.geteuid() == 0 else 0o500)
+        with nobody(), pytest.raises(StoreError, match=r"No project can be made in .*there: "):
+            Project.init(folder)
+        folder.chmod(0o700)
+        assert [path.name for path in Path(place).rglob("*")] == ["there"]

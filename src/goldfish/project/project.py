@@ -173,11 +173,18 @@ class Project:
     def init(folder: Path) -> Path:
         """Make a project directory with a configuration that works as it stands; return that."""
         path = folder / FILE
-        if path.exists():
-            raise StoreError(f"{folder} is a project already: it has a {FILE}.")
-        with private():
-            write_whole(path, TEMPLATE)
-        folder.chmod(0o700)
+        try:
+            if path.exists():
+                raise StoreError(f"{folder} is a project already: it has a {FILE}.")
+            with private():
+                make_folder(folder)
+                folder.chmod(0o700)
+                write_whole(path, TEMPLATE)
+        except OSError as error:
+            raise StoreError(
+                f"No project can be made in {folder}: {error.strerror}. It needs a folder of your "
+                "own, in which you may write: 'goldfish init DIR'."
+            ) from error
         return path
 
     @classmethod
