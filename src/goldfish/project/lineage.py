@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from goldfish.errors import ConfigError
 from goldfish.project.ledger import Artefact, Ledger
 
 REJECTED = "rejected"
@@ -39,8 +40,12 @@ def lines(ledger: Ledger) -> Iterator[str]:
 
 def draw(ledger: Ledger, path: Path) -> None:
     """Draw the lineage: versions from left to right, and what each was made from."""
+    from matplotlib.backend_bases import FigureCanvasBase
     from matplotlib.figure import Figure
 
+    known = sorted(f".{name}" for name in FigureCanvasBase.get_supported_filetypes())
+    if path.suffix.lower() not in known:
+        raise ConfigError(f"{path} is no name of a picture: it must end in {', '.join(known)}.")
     models, became = _models(ledger), fates(ledger)
     if not models:
         return
