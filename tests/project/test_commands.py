@@ -234,3 +234,23 @@ def test_blanks_around_an_id_count_only_where_the_id_has_them(
     path.write_text(f"  {ids_of(trained, 'client-1', 1)[0]} \r\n")
     printed = goldfish("forget", "--client", "client-1", "--samples", path)
     assert "R-0001: client-1, 1 sample." in printed
+
+
+def test_a_plan_says_once_why_several_methods_cannot_be_used(
+    trained: Project, goldfish: Command
+) -> None:
+    trained.forget("client-1", machine=MACHINE)
+    printed = goldfish("plan")
+    leaves = "each cannot remove what client-1 asks for (kind: client)"
+    assert f"goldfish-sprint, goldfish-warm and incompetent-teacher: {leaves}" in printed
+    assert printed.count("cannot remove") == 1
+    assert "sisa has a training of its own." in printed
+
+
+def test_a_picture_of_an_unknown_kind_is_refused(
+    trained: Project, goldfish: Command, tmp_path: Path
+) -> None:
+    for name in ("lineage", "lineage.xyz"):
+        printed = goldfish("lineage", "--picture", tmp_path / name)
+        assert f"{tmp_path / name} is no name of a picture: it must end in ." in printed
+    assert "Drawn: " in goldfish("lineage", "--picture", tmp_path / "lineage.SVG")

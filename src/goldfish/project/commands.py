@@ -216,7 +216,7 @@ def plan(
 
 def _print_estimates(advice: Advice) -> None:
     """Print what each method would cost, and which ones cannot do it."""
-    from goldfish.report.formatting import seconds, size
+    from goldfish.report.formatting import listing, seconds, size
 
     able = [own for own in advice.estimates if own.refused is None]
     print_table(
@@ -233,9 +233,17 @@ def _print_estimates(advice: Advice) -> None:
             for own in able
         ),
     )
+    refused: dict[str, list[str]] = {}
     for own in advice.estimates:
         if own.refused is not None:
-            say(f"{own.refused.partition(': train with')[0].rstrip('.')}.")
+            why = own.refused.partition(": train with")[0].rstrip(".")
+            own_name = f"{own.method} "
+            if why.startswith(own_name):
+                why = f"each {why.removeprefix(own_name)}"
+            refused.setdefault(why, []).append(own.method)
+    for why, names in refused.items():
+        single = len(names) == 1 and why.startswith("each ")
+        say(f"{names[0]}{why.removeprefix('each')}." if single else f"{listing(names)}: {why}.")
 
 
 @app.command()
