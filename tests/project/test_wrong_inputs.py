@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -227,3 +228,49 @@ def test_a_project_is_made_where_one_may_write(kind: str) -> None:
             Project.init(folder)
         folder.chmod(0o700)
         assert [path.name for path in Path(place).rglob("*")] == ["there"]
+
+
+GOOD = "TensorExamples(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), list('abcd'))"
+EMPTY = "TensorExamples(torch.zeros(0, 3), torch.zeros(0).long())"
+
+
+@pytest.mark.parametrize(
+    ("clients", "test", "words"),
+    [
+        ("{'north': open('none.csv')}", GOOD, r"raised FileNotFoundError.*none\.csv.*line 8\)"),
+        ("{'north': ONE}", GOOD, r"raised NameError: name 'ONE' is not defined \(.*, line 8\)"),
+        (
+            "{'north': Broken()}",
+            GOOD,
+            r"data of client 'north'.*: KeyError: 'ill' \(.*line",
+        ),
+        (f"{{'n': {GOOD}, 'south': {EMPTY}}}", GOOD, "returns no samples for 'south'.*is empty"),
+        ("{'n': TensorExamples(torch.tensor([]), torch.tensor([]))}", GOOD, "There are no samples"),
+        ("{'north': 5}", GOOD, "the data of client 'north'.*A int is not labelled data"),
+        (f"{{'n': {GOOD}}}", EMPTY, "no samples as the server's test set"),
+        ("{}", GOOD, "the data of no client"),
+    ],
+)
+def test_a_function_of_data_that_fails_is_named_with_the_client(
+    tmp_path: Path, clients: str, test: str, words: str
+) -> None:
+    name = f"data_{abs(hash((clients, test)))}"
+    (tmp_path / f"{name}.py").write_text(
+        "import torch\n"
+        "from goldfish.data import TensorExamples\n"
+        "class Broken:\n"
+        "    def __len__(self): return 1\n"
+        "    def __getitem__(self, place): return torch.zeros(3), {}['ill']\n"
+        "def load():\n"
+        "    return (\n"
+        f"        {clients}, {test}\n"
+        "    )\n"
+    )
+    with make_project(tmp_path / "project") as project:
+        (tmp_path / f"{name}.py").rename(project.folder / f"{name}.py")
+        path = project.folder / "goldfish.toml"
+        settings = path.read_text().replace('"npz"', f'"{name}:load"')
+        path.write_text(settings.replace('path = "../data.npz"\nclients = 3\n', ""))
+    with Project.open(path.parent) as project, pytest.raises(GoldfishError) as caught:
+        list(project.train(MACHINE))
+    assert re.search(f"data.name: {name}:load .*{words}", str(caught.value))

@@ -219,6 +219,8 @@ def _check(images: Tensor, labels: Tensor) -> None:
             f"Inputs need uint8 (images), float32 or another integer type (token ids), not "
             f"{images.dtype}. Convert them first."
         )
+    if images.dim() < 2 and not images.numel():
+        raise DataError("There are no samples. The file that they are read from may be empty.")
     if images.dim() < 2:
         raise DataError(f"{images.dtype} inputs need the shape [N, ...], not {list(images.shape)}.")
     if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex():

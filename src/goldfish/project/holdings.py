@@ -11,6 +11,8 @@ import hashlib
 import importlib
 import json
 import sys
+import sysconfig
+import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -303,6 +305,11 @@ def _own(
     named: dict[str, Examples] = {}
     ids: dict[str, str] = {}
     for client_id, examples in clients.items():
+        if manifest is None and not len(examples):
+            raise DataError(
+                f"data.name: {settings.tables.data.name} returns no samples for {client_id!r}. "
+                "Leave this client out, or look whether its file is empty."
+            )
         named[client_id] = _with_keys(examples, salt, client_id)
         ids |= dict(zip(named[client_id].ids, examples.ids, strict=True))
     if manifest is None:
@@ -331,19 +338,60 @@ def _call(name: str) -> tuple[dict[str, Examples], Examples]:
     module, _, attribute = name.partition(":")
     try:
         load = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(
+            f"data.name: {name} cannot be loaded ({type(error).__name__}: {error}"
+            f"{_where(error)}). It names a function in a Python file of the project's folder."
+        ) from error
+    try:
         found: Any = load()
     except Exception as error:
         raise ConfigError(
-            f"data.name: {name} cannot be called ({type(error).__name__}: {error}). It names a "
-            "function in a Python file of the project's folder, and takes no arguments."
+            f"data.name: {name} raised {type(error).__name__}: {error}{_where(error)}. It is "
+            "called without arguments."
         ) from error
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Mapping):
         raise ConfigError(
             f"data.name: {name} returns the data of each client by its name, as a dict, and the "
             "server's test set: (clients, test)."
         )
-    clients = {str(client): as_examples(data) for client, data in found[0].items()}
-    return clients, as_examples(found[1])
+    clients = {
+        str(client): _read(name, f"the data of client {str(client)!r}", data)
+        for client, data in found[0].items()
+    }
+    if not clients:
+        raise DataError(f"data.name: {name} returns the data of no client.")
+    test = _read(name, "the server's test set", found[1])
+    if not len(test):
+        raise DataError(
+            f"data.name: {name} returns no samples as the server's test set. Its file may be empty."
+        )
+    return clients, test
+
+
+def _read(name: str, what: str, data: object) -> Examples:
+    """Return what the user's function returned as examples, with labels that can be read."""
+    try:
+        examples = as_examples(data)
+        _ = examples.labels  # of a dataset they are read now, sample by sample
+    except Exception as error:
+        said = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"data.name: {name} returns {what}, which cannot be read: {said}{_where(error)}"
+        ) from error
+    return examples
+
+
+def _where(error: BaseException) -> str:
+    """Say where in the user's own code an error arose: in what Python did not install."""
+    installed = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+    here = str(Path(__file__).parents[1])
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*installed, here, "<"))
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _held(manifest: Partition, data: Mapping[str, Examples]) -> dict[str, Examples]:
