@@ -67,7 +67,10 @@ class Registry:
     def left(self, client: str) -> set[str]:
         """Return the keys of what a client has left; an unknown client is refused."""
         if client not in self.manifest.clients:
-            hint = "'goldfish clients' lists all."
+            hint = (
+                "'goldfish clients' lists all that the model was trained with. The data of a "
+                "client that came later is not in the model: there is nothing to remove."
+            )
             raise ConfigError(unknown("client", client, self.manifest.clients, hint))
         return set(self.manifest.clients[client]) - self.gone[client]
 

@@ -90,7 +90,10 @@ def train(
     with _open(project) as opened:
         if opened.ledger.versions():
             opened.files.refuse_changes()
-            say(f"Nothing to do: v{opened.current().number} is there ('goldfish status').")
+            say(
+                f"Nothing to do: v{opened.current().number} is there ('goldfish status'). Clients "
+                "and samples that came later need a new project ('goldfish init DIR')."
+            )
             return
         steps = opened.train(_machine(data_dir, device, workers))
         show_progress(steps, _again("train", project), close=opened.settings.on_flower)

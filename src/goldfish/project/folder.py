@@ -188,8 +188,10 @@ class ProjectFolder:
         """Raise where the settings are not those that the model was trained with."""
         if (changed := self.changed) is not None:
             raise ConfigError(
-                f"{self.path / FILE} was changed since the model was trained ({changed}). Set "
-                "it back, or train the changed federation in a new project."
+                f"{self.path / FILE} was changed since the model was trained ({changed}). Set it "
+                "back. For other clients, data or settings train a new model in a new project "
+                "('goldfish init DIR'). It does not know what was removed here: delete that from "
+                "the data first."
             )
 
     def holdings(self, machine: Machine, engine: EngineFactory | None = None) -> Holdings:
