@@ -275,3 +275,19 @@ def test_a_function_of_data_that_fails_is_named_with_the_client(
     with Project.open(path.parent) as project, pytest.raises(GoldfishError) as caught:
         list(project.train(MACHINE))
     assert re.search(f"data.name: {name}:load .*{words}", str(caught.value))
+
+
+def test_a_reason_names_no_sample(trained: Project) -> None:
+    """The ledger keeps it in plain, and of ids only digests."""
+    samples = trained.samples(MACHINE)["client-1"][:2]
+    words = f"--reason names the sample '{samples[1]}'"
+    for reason in (samples[1], f"({samples[1]}, who called)"):
+        with pytest.raises(ConfigError, match=words):
+            trained.forget("client-1", samples=samples, machine=MACHINE, reason=reason)
+    assert trained.ledger.requests() == []
+    fine = f"ticket x{samples[1]}-2"
+    filed = trained.forget("client-1", samples=samples, machine=MACHINE, reason=fine)
+    with pytest.raises(ConfigError, match=words):
+        trained.withdraw(filed.id, f"{samples[1]} is someone else")
+    assert trained.ledger.request(filed.id).state == "received"
+    assert trained.withdraw(filed.id, "a mistake").state == "withdrawn"

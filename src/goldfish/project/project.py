@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -402,6 +403,8 @@ class Project:
                 "With this request all data of all clients is asked for, and no model can be made "
                 "of none. Nothing was filed: delete the project's folder instead."
             )
+        if kind == "samples":
+            self._refuse_named(reason, content)
         with self.ledger.together():
             known = {request.id for request in self.ledger.requests()}
             filed = self.ledger.file(
@@ -433,6 +436,8 @@ class Project:
                 elif request.state != "closed":
                     why += ": 'goldfish reject' takes the new version back first"
                 raise ConfigError(f"{request_id} cannot be withdrawn any more: {why}.")
+            if request.kind == "samples" and request.state != "withdrawn":
+                self._refuse_named(reason, self.ledger.content(request_id).ids)
             making = self.files.work(len(self.ledger.versions()) + 1)
             if (making / BEGUN).exists() and request_id in _Pass.begun(making / BEGUN).requests:
                 remove(making)
@@ -720,6 +725,20 @@ class Project:
                 if state == "purged":
                     remove(self.files.version(number))
             yield
+
+    def _refuse_named(self, reason: str, ids: Sequence[str]) -> None:
+        """Raise where a reason, which the ledger keeps in plain, names a sample.
+
+        Positions are no names: any number could be one.
+        """
+        if self.files.pinned().data is not None:
+            return
+        for own in ids:
+            if own in reason and re.search(rf"(?<![\w-]){re.escape(own)}(?![\w-])", reason):
+                raise ConfigError(
+                    f"--reason names the sample {own!r}. The ledger keeps the reason as it is, for "
+                    "ever, and of samples only digests: say it without the id. Nothing was done."
+                )
 
     def _registry(self, version: Version) -> Registry:
         gone, salt = self.files.gone(version.number), self.files.pinned().salt
