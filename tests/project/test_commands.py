@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -254,3 +255,29 @@ def test_a_picture_of_an_unknown_kind_is_refused(
         printed = goldfish("lineage", "--picture", tmp_path / name)
         assert f"{tmp_path / name} is no name of a picture: it must end in ." in printed
     assert "Drawn: " in goldfish("lineage", "--picture", tmp_path / "lineage.SVG")
+
+
+def test_a_class_is_named_by_its_number_or_its_name(trained: Project, goldfish: Command) -> None:
+    """Where a class has the number of another one for a name, the command does not guess."""
+    path = trained.files.path / "project.json"
+    assert "Classes: 0, 1, 2." in goldfish("clients")
+    names = '"class_names": ["cat", "tabby cat", "0"]'
+    path.write_text(re.sub(r'"class_names": \[.*?\]', names, path.read_text(), flags=re.DOTALL))
+    assert "Classes: 0 (cat), 1 (tabby cat), 2 (0)." in goldfish("clients")
+
+    def ask(name: str) -> str:
+        return goldfish("forget", "--client", "client-1", "--class", name)
+
+    assert "Unknown class 'tabby'. Did you mean 'tabby cat'?" in ask("tabby")
+    assert "class 0 has the name 'cat', and the class with the name '0' is class 2." in ask("0")
+    assert "The model has no class 7" in ask("7")
+    assert trained.ledger.requests() == []
+    for name, filed, told in (
+        ("tabby cat", "R-0001: client-1, ", "samples, class 1 (tabby cat). Due"),
+        ("1", "R-0001 (it was filed before): client-1, ", "samples, class 1 (tabby cat). Due"),
+        ("name:0", "R-0002: client-1, ", "samples, class 2 (0). Due"),
+        ("number:0", "R-0003: client-1, ", "samples, class 0 (cat). Due"),
+    ):
+        printed = ask(name)
+        assert filed in printed
+        assert told in printed

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import starmap
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,8 +128,12 @@ def clients(
 
     with _open(project, to_read=True) as opened:
         held = opened.samples(_machine(data_dir, Device.cpu, None))
+        classes = opened.class_names
     if client is None:
         print_table(("client", "samples"), ((name, str(len(ids))) for name, ids in held.items()))
+        if classes:
+            named = starmap(_class_in_words, enumerate(classes))
+            say(f"Classes: {', '.join(word.removeprefix('class ') for word in named)}.")
     elif client not in held:
         raise ConfigError(unknown("client", client, held, "'goldfish clients' lists all."))
     elif opened.settings.members is not None:
@@ -144,7 +149,8 @@ def forget(
         Path | None, typer.Option("--samples", metavar="FILE", help="Sample ids, one a line.")
     ] = None,
     class_: Annotated[
-        int | None, typer.Option("--class", metavar="LABEL", min=0, help="All of this class.")
+        str | None,
+        typer.Option("--class", metavar="LABEL", help="All of this class: its number or name."),
     ] = None,
     all_: Annotated[
         bool, typer.Option("--all", help="All that the client has: it leaves.")
@@ -167,16 +173,22 @@ def forget(
     at = None if requested_at is None else requested_at.replace(tzinfo=UTC)
     with _open(project) as opened:
         before = {request.id for request in opened.ledger.requests()}
+        label = None if class_ is None else opened.class_label(class_)
         filed = opened.forget(
             client,
             samples=None if samples is None else _read_ids(samples),
-            label=class_,
+            label=label,
             machine=_machine(data_dir, Device.cpu, None),
             reason=reason,
             requested_at=at,
         )
         already = " (it was filed before)" if filed.id in before else ""
-        say(f"{filed.id}{already}: {filed.client}, {_what(filed)}. Due on {filed.due_at:%Y-%m-%d}.")
+        what = _what(filed)
+        if label is not None:
+            known = opened.class_names
+            own = f"class {label}" if not known else _class_in_words(label, known[label])
+            what = what.removesuffix("a class") + own
+        say(f"{filed.id}{already}: {filed.client}, {what}. Due on {filed.due_at:%Y-%m-%d}.")
 
 
 @app.command()
@@ -528,6 +540,10 @@ def _read_ids(path: Path) -> list[str]:
     if not ids:
         raise ConfigError(f"--samples: {path} names no sample. Write one sample id a line.")
     return ids
+
+
+def _class_in_words(label: int, name: str) -> str:
+    return f"class {label}" if name == str(label) else f"class {label} ({name})"
 
 
 def _what(request: Request) -> str:

@@ -23,7 +23,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from goldfish.data import TensorExamples
-from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
+from goldfish.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    QuorumError,
+    StoreError,
+    unknown,
+)
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Outcome
@@ -331,6 +338,38 @@ class Project:
         version, holdings = self.current(), self.files.holdings(machine)
         clients = holdings.clients(self.files.gone(version.number))
         return {c.id: [holdings.ids.get(key, key) for key in c.retained.ids] for c in clients}
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The classes of the model, in order; none in a project of an earlier Goldfish."""
+        self.current()
+        return self.files.pinned().class_names
+
+    def class_label(self, written: str) -> int:
+        """Return the label of a class, which is written as its number or its name.
+
+        Where both are possible and are two classes, ``number:...`` or ``name:...`` says which.
+        """
+        names = self.class_names
+        kind, _, rest = written.partition(":")
+        if kind in ("number", "name") and written not in names:
+            written = rest
+        else:
+            kind = ""
+        number = int(written) if written.isascii() and written.isdecimal() else None
+        named = names.index(written) if written in names else None
+        if kind == "number" or named is None:
+            named = number
+        elif kind != "name" and number not in (None, named) and number in range(len(names)):
+            raise ConfigError(
+                f"--class {written}: class {number} has the name {names[number]!r}, and the class "
+                f"with the name {written!r} is class {named}. Write --class number:{written} or "
+                f"--class name:{written}. Nothing was filed."
+            )
+        if named is None:
+            hint = "'goldfish clients' lists all. Nothing was filed."
+            raise ConfigError(unknown("class", written, names, hint))
+        return named
 
     # Requests
 
