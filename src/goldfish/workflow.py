@@ -282,6 +282,7 @@ def unlearning_plan(
         trained=trained,
         server=_server(federation, training, test, seed),
         never_learned=lambda plan: method.never_learned(plan, own),
+        lasts=lambda plan: method.lasts(plan, own),
     )
     if not plan.staying:
         raise ConfigError("No client has any data left: all of them leave with theirs.")
@@ -400,6 +401,7 @@ def own_training(
     if method.prepare is None:
         raise ConfigError(f"{method.name} has no training of its own: leave method out.")
     plan = training_plan(federation, training, seed, test, phase=f"{method.name}-training")
+    plan = replace(plan, lasts=lambda plan: method.lasts(plan, own))
     return plan, bind(method.prepare, own)
 
 
