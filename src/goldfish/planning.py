@@ -9,7 +9,6 @@ rounds, would take follows from how much data they have.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from goldfish.data import as_examples
 from goldfish.errors import ConfigError, GoldfishError
 from goldfish.federation import InProcess
+from goldfish.hardware.native import working_clock
 from goldfish.methods import METHODS, Method, Trained, method_named
 from goldfish.results import Cost
 from goldfish.settings import Settings, TrainingSettings
@@ -203,12 +203,12 @@ class _Rehearsal:
 
     def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
         """Answer tasks by what one of each kind took."""
-        begin = time.perf_counter()
+        begin = working_clock()
         answers = [self._answer(task) for task in tasks]
         times = [seconds for _, seconds in answers]
         if times:
             together = max(max(times), sum(times) / self._inner.workers)
-            self._seconds += together - (time.perf_counter() - begin)
+            self._seconds += together - (working_clock() - begin)
         return RoundReplies([update for update, _ in answers], [])
 
     def _answer(self, task: Task[Any]) -> tuple[Update, float]:
@@ -230,9 +230,9 @@ class _Rehearsal:
         return Update(task.client_id, update.params, learned, counted), share * seconds
 
     def _work(self, task: Task[Any]) -> _Turn:
-        begin = time.perf_counter()
+        begin = working_clock()
         replies = self._inner.run([task])
-        seconds = time.perf_counter() - begin
+        seconds = working_clock() - begin
         for failure in replies.failures:
             raise ConfigError(f"{failure.client_id}: {failure.cause}")
         return _Turn(replies.updates[0], seconds)
