@@ -74,6 +74,7 @@ def test_a_run_is_rehearsed_from_its_own_model(
     path.write_text(config.to_toml())
     (before,) = plan_run(path, Machine(), ["retrain", "fed-recovery"]).estimates[1:]
     assert before.refused
+    assert "once it is trained" in before.refused
     for _ in run_experiment(config, place, Machine()):
         pass
     metrics = (place / "metrics.jsonl").read_bytes()

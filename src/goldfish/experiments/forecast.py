@@ -12,7 +12,7 @@ from goldfish.experiments.engine import in_process
 from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.methods import METHODS, Trained
 from goldfish.models import fresh_params
-from goldfish.planning import Advice, plan
+from goldfish.planning import Advice, Estimate, plan
 from goldfish.results import ORIGIN, Result
 from goldfish.store import CONFIG, RESULT, KeptHistory, RunDirectory, load_checkpoint
 
@@ -41,7 +41,7 @@ def plan_run(path: Path, machine: Machine, methods: Sequence[str] = ()) -> Advic
         cost = Result.read(path / RESULT).methods[ORIGIN].cost
         seconds = None if cost is None else cost.seconds / cost.samples
     written = {n: own.model_dump(exclude_unset=True) for n, own in config.methods.items()}
-    return plan(
+    advice = plan(
         origin,
         scenario.requests,
         methods={name: written.get(name, {}) for name in methods or METHODS},
@@ -50,6 +50,25 @@ def plan_run(path: Path, machine: Machine, methods: Sequence[str] = ()) -> Advic
         test=scenario.test,
         seconds_per_sample=seconds,
     )
+    estimates = [_in_words(own, config, trained=origin is not fresh) for own in advice.estimates]
+    return replace(advice, estimates=estimates)
+
+
+def _in_words(own: Estimate, config: Config, *, trained: bool) -> Estimate:
+    """Say of a method that needs more than a model why it was not looked at, in a run's words."""
+    method = METHODS[own.method]
+    settings = config.methods.get(own.method, method.settings())
+    if method.prepare is not None:
+        return replace(own, refused=f"{own.method} has a training of its own: it is not rehearsed.")
+    if own.refused is None or not method.kept_rounds(settings, config.training.rounds):
+        return own
+    if own.method not in config.unlearning.methods:
+        why = "keeps nothing for it: name it in unlearning.methods"
+    elif not trained:
+        why = "keeps for it, once it is trained: then plan for its directory"
+    else:
+        return own
+    return replace(own, refused=f"{own.method} needs client updates that the run {why}.")
 
 
 def _as_run(fresh: Trained, path: Path, config: Config) -> Trained:
