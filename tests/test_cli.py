@@ -100,6 +100,22 @@ def test_modules_of_the_current_folder_are_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "was-here").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan own.toml --method retrain",
+        "reproduce figure-8a --quick --set model.name=own:net --set data.name=digits "
+        "--set data.limit_train=400 --set data.limit_test=100 --set training.local_epochs=1",
+    ],
+)
+def test_all_commands_find_a_model_of_the_current_folder(command: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.toml").write_text(CONFIG)
+    line = [sys.executable, "-m", "goldfish", *command.split()]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_demo_has_no_file() -> None:
     said = CliRunner().invoke(app, ["demo", "--help"]).output
     assert "runs/demo" in said

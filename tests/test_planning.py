@@ -115,7 +115,7 @@ def estimate(method: str, seconds: float, refused: str | None = None, steps: int
 def test_the_fast_method_is_advised_where_it_is_worth_it() -> None:
     """At most half of the time of the cheapest exact method; else "just retrain".
 
-    So it is where the two clients take fewer than 250 steps each in all of the training.
+    So it is where the two clients take fewer than 250 steps each in all of the retraining.
     """
     retrain = estimate("retrain", 10.0)
     assert advise([estimate("goldfish-sprint", 5.0), retrain], 2)[0] == "goldfish-sprint"
@@ -131,3 +131,15 @@ def test_the_fast_method_is_advised_where_it_is_worth_it() -> None:
     assert advise([refused, retrain, estimate("sisa", 3.0)], 2)[0] == "sisa"
     with pytest.raises(goldfish.ConfigError, match="No method can serve these requests"):
         advise([refused], 2)
+
+
+def test_what_was_not_looked_at_is_not_said_to_be_refused() -> None:
+    retrain, fast = estimate("retrain", 10.0), estimate("goldfish-sprint", 2.0)
+    assert advise([retrain], 2) == ("retrain", "it is exact; goldfish-sprint was not looked at")
+    assert "no exact method was looked at" in advise([fast], 2)[1]
+    refused = estimate("retrain", 0.0, refused="no")
+    assert "that was looked at can serve" in advise([fast, refused], 2)[1]
+    refused = estimate("goldfish-sprint", 0.0, refused="no")
+    assert "goldfish-sprint cannot serve these requests" in advise([retrain, refused], 2)[1]
+    with pytest.raises(goldfish.ConfigError, match="No method was looked at"):
+        advise([], 2)

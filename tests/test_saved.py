@@ -136,3 +136,15 @@ def test_broken_folders_are_a_sentence(
     (folder / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(StoreError):
         goldfish.load(folder, federation)
+
+
+def test_a_trained_federation_prints_in_a_line(
+    make_clients: MakeClients, small_net: ModelFactory
+) -> None:
+    """Neither its weights, nor kept updates, nor what clients keep."""
+    federation = goldfish.InProcess(make_clients(), small_net)
+    trained = goldfish.train(federation, keep_for=["fed-eraser"], **TRAINING)
+    again = goldfish.unlearn(trained, [FIRST], method="fed-eraser")
+    for printed in (repr(trained), repr(again)):
+        assert "tensor" not in printed
+        assert len(printed) < 3000

@@ -30,6 +30,7 @@ from goldfish.terminal import (
     print_table,
     resolve,
     say,
+    search_here,
     show_progress,
 )
 from goldfish.version import __version__
@@ -194,6 +195,7 @@ def reproduce(
     for work in all_work:
         cells = work.cells()
         for place, cell in enumerate(cells, start=1):
+            search_here(cell.config.model.name)
             say(f"{work.preset.name}, run {place} of {len(cells)}: {cell.place}")
             if not cell.finished:
                 again = f"goldfish reproduce {' '.join(names or ())} with the same options"
@@ -304,8 +306,7 @@ def audit(
     again += [] if models is None else ["--models", str(models)]
     again += [word for name in method or () for word in ("--method", name)]
     again += ["--compile"] if compile_ else []
-    if ":" in config.model.name:
-        sys.path.append("")  # a model of one's own may lie in the current folder
+    search_here(config.model.name)
     scenario = cache(partial(build_scenario, config, machine, run_dir))  # for both, built once
     here = None if config.engine == "flower" else scenario
     time = forecast(run_dir, here, tier=tier.value, models=models, methods=method or ())
@@ -586,8 +587,7 @@ def main() -> None:
 
 def _run(config: Config, out: Path, machine: Machine, *, resume: bool, seeds: int = 1) -> None:
     """Run an experiment under a progress bar, then show its result."""
-    if ":" in config.model.name:
-        sys.path.append("")  # a model of one's own may lie in the current folder
+    search_here(config.model.name)
     from goldfish.experiments.runner import run_experiment
     from goldfish.experiments.seeds import run_seeds
 

@@ -43,6 +43,12 @@ def say(sentence: str) -> None:
     console.print(sentence, highlight=False, soft_wrap=True)
 
 
+def search_here(model: str) -> None:
+    """Let a model of one's own lie in the current folder, which is searched last."""
+    if ":" in model and "" not in sys.path:
+        sys.path.append("")
+
+
 def show_progress(
     steps: Iterator[Step], again: str, *, close: bool = False, transient: bool = False
 ) -> None:

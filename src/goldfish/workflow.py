@@ -6,7 +6,6 @@ Both make a plan (:func:`training_plan`, :func:`unlearning_plan`) and go through
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ from goldfish.data import as_examples, removal
 from goldfish.errors import ConfigError, DivergenceError, unknown
 from goldfish.evaluation.scores import score
 from goldfish.federation import InProcess
+from goldfish.hardware.native import working_clock
 from goldfish.methods import (
     Method,
     Plan,
@@ -282,6 +282,7 @@ def unlearning_plan(
         trained=trained,
         server=_server(federation, training, test, seed),
         never_learned=lambda plan: method.never_learned(plan, own),
+        lasts=lambda plan: method.lasts(plan, own),
     )
     if not plan.staying:
         raise ConfigError("No client has any data left: all of them leave with theirs.")
@@ -331,7 +332,7 @@ def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[
 
     ``states`` is what the clients keep before the phase; None: what they keep now. A phase that
     starts with its first round drops what they keep of an earlier phase of its name. The time that
-    the caller takes between two rounds is not counted.
+    the caller takes between two rounds, or a C compiler for layers, is not counted.
     """
     before = plan.federation.states() if states is None else states
     if plan.last is None:
@@ -340,11 +341,11 @@ def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[
     start = plan.last.params if plan.last else plan.fresh
     rounds = work(plan)
     while True:
-        begin = time.perf_counter()
+        begin = working_clock()
         this = next(rounds, None)
         if this is None:
             return
-        seconds = time.perf_counter() - begin
+        seconds = working_clock() - begin
         if not all_finite(this.params):
             raise DivergenceError(
                 f"The model of round {this.index} of {plan.phase} is not finite, though every "
@@ -400,6 +401,7 @@ def own_training(
     if method.prepare is None:
         raise ConfigError(f"{method.name} has no training of its own: leave method out.")
     plan = training_plan(federation, training, seed, test, phase=f"{method.name}-training")
+    plan = replace(plan, lasts=lambda plan: method.lasts(plan, own))
     return plan, bind(method.prepare, own)
 
 

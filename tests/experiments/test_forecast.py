@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,11 @@ from goldfish.experiments.config import parse_config
 from goldfish.experiments.forecast import plan_run
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
+from goldfish.methods import Trained
+from goldfish.params import digest
+from goldfish.planning import Advice, plan
 from goldfish.results import Result
+from goldfish.store import load_checkpoint
 
 CONFIG = parse_config(
     {
@@ -51,6 +56,33 @@ def test_a_run_is_forecast_from_its_configuration_and_from_what_it_took(tmp_path
         assert retrain.cost.samples == pytest.approx(cost.samples)
     a_sample = origin.seconds / origin.samples
     assert retrain.cost.seconds == pytest.approx(a_sample * cost.samples)
+
+
+def test_a_run_is_rehearsed_from_its_own_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with what it kept: `fed-recovery` needs the updates of its training."""
+    begun: list[str] = []
+
+    def watched(origin: Trained, *args: Any, **more: Any) -> Advice:
+        begun.append(digest(origin.params))
+        return plan(origin, *args, **more)
+
+    monkeypatch.setattr("goldfish.experiments.forecast.plan", watched)
+    config = parse_config({**CONFIG.to_dict(), "unlearning": {"methods": ["fed-recovery"]}})
+    path, place = tmp_path / "run.toml", tmp_path / "run"
+    path.write_text(config.to_toml())
+    (before,) = plan_run(path, Machine(), ["retrain", "fed-recovery"]).estimates[1:]
+    assert before.refused
+    assert "once it is trained" in before.refused
+    for _ in run_experiment(config, place, Machine()):
+        pass
+    metrics = (place / "metrics.jsonl").read_bytes()
+    after = plan_run(place, Machine(), ["retrain", "fed-recovery"])
+    assert not any(own.refused for own in after.estimates)
+    trained = load_checkpoint(place / "checkpoints" / "origin.safetensors")
+    assert begun[1] == digest(trained.params) != begun[0]
+    assert (place / "metrics.jsonl").read_bytes() == metrics
 
 
 def test_the_command_plans_for_a_configuration(tmp_path: Path) -> None:

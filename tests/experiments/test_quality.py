@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from goldfish.experiments.evidence import has_forgotten, time_to_quality
-from goldfish.results import Measures, Record, Spent
+from goldfish.results import MARGINS, Measures, Record, Spent
 
 
 def record(number: int, accuracy: float, backdoor: float | None = None, **more: Any) -> Record:
@@ -70,3 +70,11 @@ def test_a_gap_above_retrains_is_not_forgotten(
 ) -> None:
     gap = {"gap_to_retrain": apart, "gap_to_retrain_low": low, "gap_to_retrain_high": high}
     assert has_forgotten(measures(**gap), measures()) is expected
+
+
+@pytest.mark.parametrize(("images", "factor"), [(999, 2), (1000, 1)])
+def test_few_images_double_the_margins_of_points_alone(images: int, factor: int) -> None:
+    """The memory gap is a mean loss over other samples: its margin stays."""
+    margins = MARGINS.for_images(images)
+    doubled = {"accuracy": 0.5 * factor, "backdoor": 1.0 * factor}
+    assert margins == MARGINS.model_copy(update=doubled)

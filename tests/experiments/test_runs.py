@@ -339,3 +339,30 @@ def test_several_seeds_go_on_without_the_file_of_ids(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").unlink()
     assert [step.phase for step in run(resume=True)][-1] == "retrain #1"
     assert result_of(tmp_path / "out")["seeds"] == [0, 1]
+
+
+def test_progress_says_how_many_rounds_there_are(config_file: Path, tmp_path: Path) -> None:
+    """Some methods have a number of their own: kept rounds, one, a sprint with its rounds.
+
+    A run that goes on says of what is finished how long it was.
+    """
+    unlearning = {
+        "methods": ["fed-eraser", "fed-recovery", "sisa", "goldfish-sprint"],
+        "rounds": 6,
+        "fed-eraser": {"keep_every": 2},
+        "goldfish-sprint": {"anneal_rounds": 2, "most_turns": 1},
+    }
+    small = tomllib.loads(config_file.read_text())
+    config = parse_config({**small, "unlearning": unlearning})
+    expected = {
+        "origin": 3,
+        "fed-eraser": 2,
+        "fed-recovery": 1,
+        "sisa-training": 1,
+        "sisa": 1,
+        "goldfish-sprint": 3,
+    }
+    for _ in range(2):
+        steps = list(run_experiment(config, tmp_path / "run", Machine(threads=1), resume=True))
+        assert {(step.phase, step.rounds) for step in steps} == set(expected.items())
+        assert {step.phase: step.round for step in steps} == expected

@@ -25,6 +25,7 @@ from goldfish.results import (
     MethodResult,
     Record,
     Result,
+    Spent,
 )
 
 
@@ -64,12 +65,15 @@ def single(gap: float = 0.0, **more: Any) -> MethodResult:
     return MethodResult(**{"final": final, "cost": Cost(seconds=1.0), **more})
 
 
-def combined(*methods: MethodResult) -> MethodResult:
+def environment() -> Environment:
     here = {"goldfish": "", "python": "", "torch": "", "platform": "", "device": "cpu"}
     where = {**here, "cpu_count": 1, "vector_instructions": "", "threads": 1, "workers": 1}
-    environment = Environment(**where, client_threads=1)
+    return Environment(**where, client_threads=1)
+
+
+def combined(*methods: MethodResult) -> MethodResult:
     results = [
-        Result(config={}, environment=environment, methods={"goldfish": method})
+        Result(config={}, environment=environment(), methods={"goldfish": method})
         for method in methods
     ]
     return combine_results(results, [4, 5]).methods["goldfish"]
@@ -132,3 +136,26 @@ def test_later_requests_are_honoured_from_the_methods_own_result(
     ]
     written = tomllib.loads((out / "config.toml").read_text())
     assert [later["after"] for later in written["deletion"]["then"]] == [2]
+
+
+def test_time_to_quality_is_of_the_seeds_that_can_tell_it() -> None:
+    """With the first seed origin itself would pass: the others alone say how soon each is there."""
+
+    def of_seed(*taken: float | None) -> Result:
+        names = ("retrain", "goldfish")
+        spent = [
+            None if s is None else Spent(round=1, seconds=s, steps=1, samples=1) for s in taken
+        ]
+        methods = {
+            name: MethodResult(quality_tested=taken[0] is not None, time_to_quality=own)
+            for name, own in zip(names, spent, strict=True)
+        }
+        return Result(config={}, environment=environment(), methods=methods)
+
+    found = combine_results([of_seed(None, None), of_seed(4, 1), of_seed(8, 2)], [0, 1, 2]).methods
+    assert (found["retrain"].seconds_to_quality, found["goldfish"].seconds_to_quality) == (6, 1.5)
+    assert found["goldfish"].speed_up == 4
+    missed = combine_results([of_seed(None, None), of_seed(4, None)], [0, 1]).methods["goldfish"]
+    assert missed.missed
+    untold = combine_results([of_seed(None, None), of_seed(None, None)], [0, 1]).methods["goldfish"]
+    assert not untold.missed

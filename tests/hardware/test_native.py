@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 
 import pytest
@@ -288,3 +289,26 @@ def test_without_a_compiler_it_is_said_once(
     (record,) = caplog.records
     assert reason in record.getMessage()
     assert "it trains without, which is slower" in record.getMessage()
+
+
+def test_compiling_is_in_the_seconds_of_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes once in a process, with whatever is run first: here it takes a second.
+
+    It fails in the end, since nothing but the seconds matters.
+    """
+
+    def compiled(_layer: Layer) -> None:
+        time.sleep(1.0)
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(native, "_compile", compiled)
+    native._compiled.cache_clear()
+    images = torch.rand(20, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    data = TensorExamples(images, torch.arange(20) % 10)
+    federation = goldfish.InProcess([Client("a", data)], LeNet5, compiled=True, workers=1)
+    begin = time.perf_counter()
+    trained = goldfish.train(federation, rounds=1)
+    taken = time.perf_counter() - begin
+    native._compiled.cache_clear()
+    assert taken > 1.0
+    assert trained.cost.seconds < taken - 0.95

@@ -105,6 +105,13 @@ def test_cells_of_several_seeds(make_grown: Any) -> None:
     assert rows["goldfish"]["time"] == "5.89 ± 0.53 s"
     assert rows["rapid-retrain"]["to quality"] == "in 2 of 3 seeds"
     assert rows["sisa"]["to quality"] == "not reached"
+    for entry in result["methods"].values():
+        entry["spread"]["seconds_to_quality"]["values"][0] = None  # origin passed with this seed
+        entry["spread"]["seconds_to_quality"]["std"] = None
+    rows = cells(main_table, result)
+    assert rows["goldfish"]["to quality"] == "4.12 s\nof 2 of 3 seeds"
+    assert rows["rapid-retrain"]["to quality"] == "in 1 of 2 seeds"
+    assert rows["sisa"]["to quality"] == "not reached"
     headings, found = seeds_table(Result.model_validate(result))
     measures = ("accuracy, points", "backdoor, points", "memory gap")
     assert headings == ["method", *(text for what in measures for text in (what, "p"))]

@@ -470,4 +470,8 @@ def test_quality_not_reached(make_grown: Any) -> None:
     result = make_grown(["origin", "retrain", "rapid-retrain"], seeds=3)
     assert "rapid-retrain reached retrain's quality in 2 of 3 seeds only." in text(result)
     assert "All numbers are means over 3 seeds." in text(result)
+    for entry in result["methods"].values():
+        entry["spread"]["seconds_to_quality"]["values"][0] = None  # origin passed with this seed
+    said = text(result)
+    assert "rapid-retrain reached retrain's quality in 1 of 2 seeds that can tell it only." in said
     assert "quality" not in text(make_grown(["origin", "retrain"]))

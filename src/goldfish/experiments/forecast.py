@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from goldfish.errors import ConfigError
-from goldfish.experiments.config import load_config
+from goldfish.experiments.config import Config, load_config
 from goldfish.experiments.engine import in_process
 from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.methods import METHODS, Trained
 from goldfish.models import fresh_params
-from goldfish.planning import Advice, plan
+from goldfish.planning import Advice, Estimate, plan
 from goldfish.results import ORIGIN, Result
-from goldfish.store import CONFIG, RESULT
+from goldfish.store import CONFIG, RESULT, KeptHistory, RunDirectory, load_checkpoint
 
 
 def plan_run(path: Path, machine: Machine, methods: Sequence[str] = ()) -> Advice:
     """Say what each of these methods, or of all, would cost for a configuration's deletion.
 
-    ``path`` is a configuration, or the directory of a run: then times are scaled by what its
-    training took. No model is trained for it: what a step costs does not depend on its weights.
+    ``path`` is a configuration, or the directory of a run: then methods start from its trained
+    model and from what was kept for them, and times are scaled by what its training took. No model
+    is trained for it: without a run they start from a fresh one. How often a method tries again may
+    depend on the model; what a step costs does not.
     """
     config = load_config(path / CONFIG if path.is_dir() else path)
     if config.data.members is not None:
@@ -31,13 +34,14 @@ def plan_run(path: Path, machine: Machine, methods: Sequence[str] = ()) -> Advic
     scenario = build_scenario(config, machine, path if path.is_dir() else None)
     federation = in_process(scenario, machine, "")
     weights = fresh_params(federation.model, config.seed, "initial")
-    origin = Trained(federation, weights, config.training, config.seed)
+    fresh = Trained(federation, weights, config.training, config.seed)
+    origin = _as_run(fresh, path, config)
     seconds = None
     if (path / RESULT).exists():
         cost = Result.read(path / RESULT).methods[ORIGIN].cost
         seconds = None if cost is None else cost.seconds / cost.samples
     written = {n: own.model_dump(exclude_unset=True) for n, own in config.methods.items()}
-    return plan(
+    advice = plan(
         origin,
         scenario.requests,
         methods={name: written.get(name, {}) for name in methods or METHODS},
@@ -46,3 +50,48 @@ def plan_run(path: Path, machine: Machine, methods: Sequence[str] = ()) -> Advic
         test=scenario.test,
         seconds_per_sample=seconds,
     )
+    estimates = [_in_words(own, config, trained=origin is not fresh) for own in advice.estimates]
+    return replace(advice, estimates=estimates)
+
+
+def _in_words(own: Estimate, config: Config, *, trained: bool) -> Estimate:
+    """Say of a method that needs more than a model why it was not looked at, in a run's words."""
+    method = METHODS[own.method]
+    settings = config.methods.get(own.method, method.settings())
+    if method.prepare is not None:
+        return replace(own, refused=f"{own.method} has a training of its own: it is not rehearsed.")
+    if own.refused is None or not method.kept_rounds(settings, config.training.rounds):
+        return own
+    if own.method not in config.unlearning.methods:
+        why = "keeps nothing for it: name it in unlearning.methods"
+    elif not trained:
+        why = "keeps for it, once it is trained: then plan for its directory"
+    else:
+        return own
+    return replace(own, refused=f"{own.method} needs client updates that the run {why}.")
+
+
+def _as_run(fresh: Trained, path: Path, config: Config) -> Trained:
+    """Return the federation as a run left it after its training; fresh where there is none.
+
+    Of a run with several seeds it is the first.
+    """
+    for place in (path, path / f"seed-{config.seed}"):
+        run = RunDirectory(place)
+        file = run.checkpoint_path(ORIGIN)
+        if not file.exists() or not (done := load_checkpoint(file)).final:
+            continue
+        names = config.unlearning.methods
+        kept = {
+            index
+            for name in names
+            for index in METHODS[name].kept_rounds(config.methods[name], config.training.rounds)
+        }
+        return replace(
+            fresh,
+            params=done.params,
+            history=KeptHistory(run, kept),
+            memo=done.memo,
+            states=done.states or None,
+        )
+    return fresh

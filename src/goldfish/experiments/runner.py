@@ -89,10 +89,18 @@ def run_experiment(
                 outcomes[name] = replace(outcome, history_bytes=own)
             except DivergenceError as error:
                 stages = range(1, len(scenario.stages) + 1)
-                records = _numbered([run.load(phase_name(name, stage))[1] for stage in stages])
-                outcomes[name] = Diverged(str(error), records)
-                rounds = config.unlearning.rounds
-                yield Progress(phase=name, round=len(records), rounds=rounds, diverged=str(error))
+                kept_so_far = [run.load(phase_name(name, stage)) for stage in stages]
+                records = [own for _, own in kept_so_far]
+                outcomes[name] = Diverged(str(error), _numbered(records))
+                ended = sum(done is not None and done.final for done, _ in kept_so_far)
+                last = min(ended, len(stages) - 1)
+                done, all_of_it = len(records[last]), stage_rounds(config, last + 1)
+                yield Progress(
+                    phase=phase_name(name, last + 1),
+                    round=done,
+                    rounds=max(done, all_of_it),
+                    diverged=str(error),
+                )
         where = environment(federation, machine, before)
         result, samples = collect_evidence(config, scenario, outcomes, evaluator, where)
         run.write_json("samples.json", samples.model_dump())
@@ -235,16 +243,18 @@ def recorded_phase(
     update is kept on disk.
     """
     checkpoint, records = run.load(plan.phase)
-    last, rounds = checkpoint or Checkpoint(0, plan.fresh), plan.rounds
+    last = checkpoint or Checkpoint(0, plan.fresh)
     before = records[-1] if records else None
-    yield Progress(phase=plan.phase, round=last.round, rounds=rounds, record=before)
-    if last.final:
-        return Outcome(last.params, records, last.states, last.memo)
     if checkpoint is not None:
         done = Round(last.round, last.params, (), (), 0, memo=last.memo)
         plan = replace(plan, last=done)
+    rounds = last.round if last.final else plan.lasts(plan)
+    yield Progress(phase=plan.phase, round=last.round, rounds=rounds, record=before)
+    if last.final:
+        return Outcome(last.params, records, last.states, last.memo)
     for finished in run_phase(plan, work, _merge(states or {}, last.states)):
         this, history_bytes = finished.round, 0
+        rounds = this.index if this.final else plan.lasts(replace(plan, last=this))
         if this.index in history:
             run.save_history(HistoryEntry(this.index, finished.start, this.updates))
             kept_models = [finished.start, *(u.params for u in this.updates)]
@@ -266,7 +276,6 @@ def recorded_phase(
         kept = states_of(plan.federation, plan.phase)
         last = Checkpoint(this.index, this.params, kept, this.final, this.memo)
         run.save(plan.phase, last, record)
-        rounds = this.index if this.final else plan.rounds
         yield Progress(phase=plan.phase, round=this.index, rounds=rounds, record=record)
     return Outcome(last.params, records, last.states, last.memo)
 

@@ -86,13 +86,14 @@ def _combine(
     diverged = [f"seed {seed}: {one.diverged}" for seed, one in pairs if one.diverged]
     if diverged:
         return MethodResult(diverged=" ".join(diverged))
+    tested = [one.time_to_quality for one in own if one.quality_tested]
     return MethodResult(
         final=mean([one.final for one in own]),
         rounds=_combine_rounds([one.rounds for one in own]),
         similarity=mean([one.similarity for one in own]) or Similarity(),
         cost=mean([one.cost for one in own]),
-        quality_tested=any(one.quality_tested for one in own),
-        time_to_quality=mean([one.time_to_quality for one in own]),
+        quality_tested=bool(tested),
+        time_to_quality=mean(tested) if tested else None,
         notes=own[0].notes,
         not_honoured=[
             lost.model_copy(update={"reason": f"seed {seed}: {lost.reason}"})

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -126,15 +127,29 @@ def _layer(images: Tensor, convolution: nn.Conv2d) -> Layer | None:
 
 
 _compiling = threading.Lock()
+_took: list[float] = []
+"""The seconds of each compilation in this process."""
+
+
+def working_clock() -> float:
+    """Return a time in seconds that stands still while layers are compiled.
+
+    They are compiled once in a process, which would be charged to the first that needs them.
+    """
+    with _compiling:
+        return time.perf_counter() - sum(_took)
 
 
 @functools.cache
 def _compiled(layer: Layer) -> ctypes.CDLL | None:
+    begin = time.perf_counter()
     try:
         return _compile(layer)
     except (OSError, ValueError) as error:
         _say_once(str(error))
         return None
+    finally:
+        _took.append(time.perf_counter() - begin)
 
 
 def _compile(layer: Layer) -> ctypes.CDLL:

@@ -67,6 +67,11 @@ def kept_rounds(settings: FedEraserSettings, rounds: int) -> Sequence[int]:
     return range(1, rounds + 1, settings.keep_every)
 
 
+def _replayed(plan: Plan, settings: FedEraserSettings) -> Sequence[int]:
+    """Return the kept rounds that the method goes through."""
+    return [i for i in sorted(plan.origin.history) if (i - 1) % settings.keep_every == 0]
+
+
 def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
     """Yield one round for each kept round; the last one is final.
 
@@ -75,7 +80,7 @@ def unlearn(plan: Plan, settings: FedEraserSettings) -> Iterator[Round]:
     in it, less those that left; they are weighted by samples.
     """
     history = plan.origin.history
-    indices = [i for i in sorted(history) if (i - 1) % settings.keep_every == 0]
+    indices = _replayed(plan, settings)
     initial = history[1].start
     weights = weight_names(plan.federation.model, initial)
     plan = replace(plan, rounds=len(indices))
@@ -179,6 +184,7 @@ FED_ERASER = Method(
     ),
     keeps="every client's update of one round in keep_every, on the server",
     kept_rounds=kept_rounds,
+    lasts=lambda plan, settings: len(_replayed(plan, settings)),
     check=_check,
     measures=lambda _plan, _settings: (),
     notes=_notes,

@@ -279,6 +279,7 @@ FED_RECOVERY = Method(
     ),
     keeps="every client's update of every round, on the server",
     kept_rounds=lambda _settings, rounds: range(1, rounds + 1),
+    lasts=lambda _plan, _settings: 1,
     check=_check,
     never_learned=never_learned,
     measures=lambda _plan, _settings: (),

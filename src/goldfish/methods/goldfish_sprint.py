@@ -131,6 +131,13 @@ def unlearn(plan: Plan, settings: GoldfishSprintSettings) -> Iterator[Round]:
         yield replace(asked, params=params, final=place == rounds, memo={"turns": turns})
 
 
+def _lasts(plan: Plan, settings: GoldfishSprintSettings) -> int:
+    """Return how many rounds there will be: while the sprint lasts, one more turn is expected."""
+    done = plan.last
+    turns = 1 if done is None else int(done.memo["turns"]) or done.index + 1
+    return turns + settings.anneal_rounds
+
+
 def _turn(plan: Plan, settings: GoldfishSprintSettings, index: int, params: Params) -> Round:
     """Let the askers train: all of them in the first turn, those that still remember in others."""
     before = plan.origin.settings
@@ -308,6 +315,7 @@ GOLDFISH_SPRINT = Method(
     kind="update adjustment",
     deletions=frozenset({"samples", "class"}),
     needs_askers=lambda _plan, _settings: True,
+    lasts=_lasts,
     source="This project, with the loss of Wang, Zhu, Chen, Esteves-Veríssimo: Goldfish",
     measures=lambda _plan, own: ("how long the sprint lasted",) if own.most_turns > 1 else (),
     notes=_notes,

@@ -86,6 +86,8 @@ class Plan:
     """The last finished round, when the phase goes on after an interruption."""
     never_learned: Callable[[Plan], Sequence[DeletionRequest]] = lambda _plan: ()
     """The method's, with its settings given."""
+    lasts: Callable[[Plan], int] = lambda plan: plan.rounds
+    """The method's, with its settings given."""
 
     @property
     def origin(self) -> Trained:
@@ -157,6 +159,8 @@ class Method(Generic[S]):
     """Whether it forgets through the clients that asked: without them it forgets nothing."""
     never_learned: Callable[[Plan, S], Sequence[DeletionRequest]] = lambda _plan, _settings: ()
     """The new requests whose data the model knows nothing of, if it has not changed."""
+    lasts: Callable[[Plan, S], int] = lambda plan, _settings: plan.rounds
+    """How many rounds there will be, as far as is known after ``plan.last``: for progress bars."""
     source: str = ""
     """The paper that it comes from."""
     keeps: str = "nothing"

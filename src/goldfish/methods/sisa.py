@@ -242,6 +242,7 @@ SISA = Method(
     ),
     keeps="on each client, one model for every slice of every shard",
     kept_models=lambda settings, clients, _rounds: clients * settings.shards * settings.slices,
+    lasts=lambda _plan, _settings: 1,
     check=check,
     # Members that learned removed data are gone: where none is, it was too little for a member.
     never_learned=lambda plan, _settings: plan.new,

@@ -42,18 +42,18 @@ class Trained:
     """A trained federation: where unlearning starts."""
 
     federation: Federation
-    params: Params
+    params: Params = field(repr=False)
     settings: TrainingSettings
     seed: int
     rounds: Sequence[RoundRecord] = ()
     phase: str = "origin"
-    history: Mapping[int, HistoryEntry] = field(default_factory=dict)
+    history: Mapping[int, HistoryEntry] = field(default_factory=dict, repr=False)
     """The rounds that were kept for methods that need them."""
     method: str | None = None
     """The method whose own training this was; None for FedAvg."""
-    memo: Memo = field(default_factory=dict)
+    memo: Memo = field(default_factory=dict, repr=False)
     """What the last round of the training remembered."""
-    states: States | None = None
+    states: States | None = field(default=None, repr=False)
     """What the clients kept when the training ended (shard models), as far as it lives in this
     process: :func:`goldfish.unlearn` gives it back to them first. None: what they keep by then."""
     honoured: Sequence[DeletionRequest] = ()

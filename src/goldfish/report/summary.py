@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from goldfish.report.formatting import BRIEF, FORMS, NOTHING, count, gap, p_value, signed, wilson
-from goldfish.report.verdict import by_seed, reached, verdicts
+from goldfish.report.verdict import by_seed, reached, tested, verdicts
 from goldfish.results import (
     ACCURACY,
     METRICS,
@@ -52,7 +52,9 @@ def short_table(result: Result) -> Table:
     """Return what a terminal of 80 characters has room for, with headings on two lines."""
     shown = [metric for metric in METRICS if metric.short]
     own = result.methods.values()
-    columns = [(metric.short, [_brief(metric, method) for method in own]) for metric in shown]
+    columns = [
+        (metric.short, [_brief(metric, method, result) for method in own]) for metric in shown
+    ]
     return table_of(result.methods, columns)
 
 
@@ -89,9 +91,11 @@ def _cell(metric: Metric, method: MethodResult, result: Result) -> str:
     if method.diverged and metric is ACCURACY:
         return "diverged"
     if method.missed and metric.key == "seconds_to_quality":
-        return f"in {text} seeds" if (text := reached(method)) else "not reached"
+        return f"in {text} seeds" if (text := reached(method, result)) else "not reached"
     value = metric.of(method)
     text = FORMS[metric.unit](value, method.std(metric.key))
+    if value is not None and metric.key == "seconds_to_quality" and (some := tested(result)):
+        return f"{text}\nof {some} seeds"
     if value is None or method.spread:  # with several seeds the spread stands there instead
         each = by_seed(metric, method) if metric.unit == "percent" else ""
         return f"{text}\n{each.removesuffix(' %').replace(' and ', ', ')}" if each else text
@@ -105,11 +109,11 @@ def _cell(metric: Metric, method: MethodResult, result: Result) -> str:
     return text
 
 
-def _brief(metric: Metric, method: MethodResult) -> str:
+def _brief(metric: Metric, method: MethodResult, result: Result) -> str:
     if method.diverged and metric is ACCURACY:
         return "diverged"
     if method.missed and metric.key == "seconds_to_quality":
-        return reached(method) or "not met"
+        return reached(method, result) or "not met"
     if method.spread and metric.unit == "bytes":  # standard deviations take its room
         return NOTHING
     return BRIEF[metric.unit](metric.of(method), method.std(metric.key))

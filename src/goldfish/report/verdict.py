@@ -556,11 +556,25 @@ def _cost(name: str, result: Result) -> str:
     return f"{name} took {spent(result.methods[name])}{theirs}."
 
 
-def reached(method: MethodResult) -> str:
-    """Say in how many of the seeds a method that missed the quality reached it; often none."""
+def reached(method: MethodResult, result: Result) -> str:
+    """Say in how many of the seeds a method that missed the quality reached it; often none.
+
+    Of those seeds that can tell: where origin itself would pass there is no time to quality.
+    """
+    known = _times(method)
+    return f"{known} of {_times(result.retrain)}" if known else ""
+
+
+def tested(result: Result) -> str:
+    """Say how many of the seeds can tell a time to quality, unless it is all of them."""
+    known = _times(result.retrain)  # it reaches its own quality wherever that can be told
+    return f"{known} of {len(result.seeds)}" if 0 < known < len(result.seeds) else ""
+
+
+def _times(method: MethodResult) -> int:
+    """Return in how many seeds a method has a time to quality."""
     values = method.spread["seconds_to_quality"].values if method.spread else ()
-    known = sum(value is not None for value in values)
-    return f"{known} of {len(values)}" if known else ""
+    return sum(value is not None for value in values)
 
 
 def _speed(name: str, result: Result) -> Iterator[str]:
@@ -569,8 +583,9 @@ def _speed(name: str, result: Result) -> Iterator[str]:
     if name == YARDSTICK:
         return
     if method.missed:
-        if some := reached(method):
-            yield f"{name} reached retrain's quality in {some} seeds only."
+        if some := reached(method, result):
+            can = " that can tell it" if tested(result) else ""
+            yield f"{name} reached retrain's quality in {some} seeds{can} only."
         else:
             rounds = plural(len(method.rounds), "round")
             yield f"{name} did not reach retrain's quality in its {rounds}."
@@ -578,7 +593,13 @@ def _speed(name: str, result: Result) -> Iterator[str]:
         word, times = ("sooner", factor) if factor >= 1 else ("later", 1 / factor)
         how = "about as soon as" if times < ABOUT else f"{times:.1f} times {word} than"
         both = (seconds(one.seconds_to_quality) for one in (method, result.retrain))
-        yield f"{name} reached retrain's quality {how} retrain itself ({' against '.join(both)})."
+        means = (
+            f"; means over the {some} seeds that can tell it" if (some := tested(result)) else ""
+        )
+        yield (
+            f"{name} reached retrain's quality {how} retrain itself "
+            f"({' against '.join(both)}{means})."
+        )
 
 
 def _others(
