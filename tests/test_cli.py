@@ -45,31 +45,31 @@ def test_commands_for_flower_say_what_to_install(command: list[str], tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("what", ["import interrupted", "os.kill(os.getpid(), 2)"])
-def test_ctrl_c_at_the_beginning_is_a_line(what: str, tmp_path: Path) -> None:
-    """Also where a module that is being imported makes another error of it."""
-    (tmp_path / "interrupted.py").write_text(
-        "import os\n"
-        "try:\n"
-        "    os.kill(os.getpid(), 2)\n"
-        "except KeyboardInterrupt:\n"
-        "    raise ImportError('cannot be loaded') from None\n"
-    )
+@pytest.mark.parametrize("where", ["import", "command"])
+def test_ctrl_c_at_the_beginning_is_a_line(where: str) -> None:
+    """While the command line is imported, and before a command's first step."""
     code = (
-        "import os, signal, sys, goldfish.cli\n"
+        "import os, signal, sys\n"
+        "from goldfish.__main__ import main\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "def work(**_):\n"
-        f"    {what}\n"
-        "goldfish.cli.app.registered_callback.callback = work\n"
+        "def interrupt(*_, **__):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "class Finder:\n"
+        "    find_spec = interrupt\n"
+        f"if {where!r} == 'import':\n"
+        "    sys.meta_path.insert(0, Finder())\n"
+        "else:\n"
+        "    import goldfish.cli\n"
+        "    goldfish.cli.app.registered_callback.callback = lambda **_: interrupt()\n"
+        "from goldfish.__main__ import main\n"
         "sys.argv = ['goldfish', 'models']\n"
-        "goldfish.cli.main()"
+        "main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
 
 
-SHADOWS = ("signal", "numpy", "secrets", "click", "torch", "typer", "yaml")
+SHADOWS = ("numpy", "secrets", "click", "torch", "typer", "yaml")
 OWN = """
 from torch import nn
 def net():

@@ -4,13 +4,14 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C may come before it is imported."""
-    from goldfish.signals import end_quietly_while_importing
+    """Run the command line; Ctrl-C may come while it is imported."""
+    try:
+        from goldfish.cli import main as run
 
-    end_quietly_while_importing()
-    from goldfish.cli import main as run
-
-    run()
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted.\n")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.project import FILE, find_project
 from goldfish.project.commands import app as project_app
 from goldfish.project.commands import audit_newest
-from goldfish.signals import INTERRUPTED, end_quietly_while_importing
 from goldfish.terminal import (
+    INTERRUPTED,
     DataDir,
     Device,
     DeviceOption,
@@ -573,7 +573,6 @@ def flower_tombstones(
 
 def main() -> None:
     """Run the command line; an error that a user can mend is one message, not a traceback."""
-    end_quietly_while_importing()
     try:
         app()
     except SystemExit as ended:

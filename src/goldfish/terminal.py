@@ -15,12 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from goldfish.errors import ConfigError
-from goldfish.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from goldfish.results import Progress as Step
+
+INTERRUPTED = 130
+"""The usual exit status of a program that was ended by Ctrl-C."""
 
 console = Console(markup=False, emoji=False)
 """Prints text as it is: names, paths and ids may hold square brackets and colons."""

@@ -321,7 +321,8 @@ def status(project: Folder = HERE) -> None:
             say(f"{known}: 'goldfish reject', then 'goldfish unlearn --method retrain'.")
         if found := opened.ledger.audits().get(newest.number):
             say(
-                f"Audit of v{newest.number}, compared with {found['oracles']} oracles: {found['word']}."
+                f"Audit of v{newest.number}, compared with {found['oracles']} oracles: "
+                f"{found['word']}."
             )
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
@@ -531,8 +532,8 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
         ((f"v{version.parent} (origin)", before, "", ""), (f"v{version.number}", *own)),
     )
     say(
-        f"v{version.number} ({version.made_by}), compared with {amount} oracles, by {found['removed']} "
-        f"removed and {found['unseen']} unseen samples: {found['word']}."
+        f"v{version.number} ({version.made_by}), compared with {amount} oracles, by "
+        f"{found['removed']} removed and {found['unseen']} unseen samples: {found['word']}."
     )
     say(found["sentence"])
 

@@ -359,7 +359,8 @@ def findings(case: Case) -> list[str]:
     others = plural(case.audit["oracles"], "model")
     return [
         *_test(case),
-        f"Audit, compared with {others} that were trained anew without the removed samples: {found}",
+        f"Audit, compared with {others} that were trained anew without the removed samples: "
+        f"{found}",
     ]
 
 
