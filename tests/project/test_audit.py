@@ -100,11 +100,13 @@ def test_a_version_that_remembers_is_found_and_a_retrained_one_is_not_accused(
     made_at = third.stat().st_mtime_ns
     assert audit_forecast(by_heart, 8) == pytest.approx(audit_forecast(by_heart, 13) / 2)
     said = typed("audit", str(folder), "--models", "8")
-    assert "v2 (goldfish-warm), beside 8 oracles, by 15 removed and 120 unseen samples" in said
+    assert (
+        "v2 (goldfish-warm), compared with 8 oracles, by 15 removed and 120 unseen samples" in said
+    )
     assert third.stat().st_mtime_ns == made_at
     assert audit_forecast(by_heart, 8) == 0
     said = typed("status", "--project", str(folder))
-    assert "Audit of v2, beside 8 oracles: remembers." in said
+    assert "Audit of v2, compared with 8 oracles: remembers." in said
     case = case_of(by_heart.ledger, "R-0001")
     assert "still finds traces" in headline(case)
     assert "beside 8 models that were trained anew" in findings(case)[-1]

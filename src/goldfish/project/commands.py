@@ -316,7 +316,9 @@ def status(project: Folder = HERE) -> None:
         if known := opened.still_known():
             say(f"{known}: 'goldfish reject', then 'goldfish unlearn --method retrain'.")
         if found := opened.ledger.audits().get(newest.number):
-            say(f"Audit of v{newest.number}, beside {found['oracles']} oracles: {found['word']}.")
+            say(
+                f"Audit of v{newest.number}, compared with {found['oracles']} oracles: {found['word']}."
+            )
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
         if late:
@@ -525,7 +527,7 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
         ((f"v{version.parent} (origin)", before, "", ""), (f"v{version.number}", *own)),
     )
     say(
-        f"v{version.number} ({version.made_by}), beside {amount} oracles, by {found['removed']} "
+        f"v{version.number} ({version.made_by}), compared with {amount} oracles, by {found['removed']} "
         f"removed and {found['unseen']} unseen samples: {found['word']}."
     )
     say(found["sentence"])

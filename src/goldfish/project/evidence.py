@@ -359,7 +359,8 @@ def findings(case: Case) -> list[str]:
     others = plural(case.audit["oracles"], "model")
     return [
         *_test(case),
-        f"Audit, beside {others} that were trained anew without the removed samples: {found}",
+        f"Audit, compared with {others} that were trained anew without the removed samples: "
+        f"{found}",
     ]
 
 
@@ -479,7 +480,7 @@ def _page(case: Case, made_at: str, key: str) -> str:
             "Who asked for what": asked(case),
             "What was done": [*done(case), *gone],
             "What was found": findings(case),
-            "What is left": left_over(case),
+            "What is still to do": left_over(case),
         },
         models=[v for v in (case.before, case.after) if v is not None],
         made_at=made_at,
