@@ -160,7 +160,11 @@ def forget(
     ] = "",
     requested_at: Annotated[
         datetime | None,
-        typer.Option("--requested-at", help="When the request came in (UTC); by default now."),
+        typer.Option(
+            "--requested-at",
+            metavar="YYYY-MM-DD",
+            help="When the request came in (UTC); by default now.",
+        ),
     ] = None,
     project: Folder = HERE,
     data_dir: DataDir = None,
@@ -316,9 +320,8 @@ def status(project: Folder = HERE) -> None:
         if known := opened.still_known():
             say(f"{known}: 'goldfish reject', then 'goldfish unlearn --method retrain'.")
         if found := opened.ledger.audits().get(newest.number):
-            say(
-                f"Audit of v{newest.number}, compared with {found['oracles']} oracles: {found['word']}."
-            )
+            others = f"compared with {found['oracles']} oracles"
+            say(f"Audit of v{newest.number}, {others}: {found['word']}.")
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
         if late:
@@ -527,8 +530,8 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
         ((f"v{version.parent} (origin)", before, "", ""), (f"v{version.number}", *own)),
     )
     say(
-        f"v{version.number} ({version.made_by}), compared with {amount} oracles, by {found['removed']} "
-        f"removed and {found['unseen']} unseen samples: {found['word']}."
+        f"v{version.number} ({version.made_by}), compared with {amount} oracles, by "
+        f"{found['removed']} removed and {found['unseen']} unseen samples: {found['word']}."
     )
     say(found["sentence"])
 
