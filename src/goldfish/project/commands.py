@@ -307,9 +307,11 @@ def status(project: Folder = HERE) -> None:
                 (_version_row(version, became[version.number]) for version in versions),
             )
         if requests:
+            running = any(request.state == "running" for request in requests)
+            at_work = running and opened.files.at_work
             print_table(
                 ("request", "client", "what", "state", "due", ""),
-                (_request_row(request) for request in requests),
+                (_request_row(request, at_work=at_work) for request in requests),
             )
         if not versions:
             say("There is no model yet: run 'goldfish train'.")
@@ -335,9 +337,15 @@ def status(project: Folder = HERE) -> None:
                 "purge' when they are there."
             )
         old = any(a.kind == "model" for a in opened.ledger.artefacts("quarantined"))
-        if old:
-            say("Old models that know removed samples are still there: 'goldfish purge'.")
-        if not (pending or away or old):
+        done = [request.id for request in requests if request.state == "measured"]
+        if known and old:
+            say("Old models that know removed samples are still there.")
+        elif old or (done and not away):
+            deletes = "deletes the old models that know removed samples"
+            closes = f"closes {', '.join(done)}" if done else ""
+            does = " and ".join(filter(None, (deletes if old else "", closes)))
+            say(f"Next: 'goldfish purge', which {does}.")
+        if not (pending or away or old or done):
             say("No request waits.")
 
 
@@ -347,7 +355,10 @@ def reject(project: Folder = HERE) -> None:
     with _open(project) as opened:
         rejected = opened.current().number
         before = opened.reject().number
-        say(f"v{rejected} is deleted, and v{before} the newest again. Its requests are open.")
+        say(
+            f"v{rejected} is deleted, and v{before} the newest again. The requests of v{rejected} "
+            "are open again ('goldfish unlearn')."
+        )
 
 
 @app.command()
@@ -629,7 +640,10 @@ def _version_row(version: Version, state: str) -> tuple[str, ...]:
     )
 
 
-def _request_row(request: Request) -> tuple[str, ...]:
-    note = request.failure or ("overdue" if request.overdue() else "")
-    due = f"{request.due_at:%Y-%m-%d}"
-    return request.id, request.client, _what(request), request.state, due, note
+def _request_row(request: Request, *, at_work: bool) -> tuple[str, ...]:
+    state, note = request.state, request.failure or ("overdue" if request.overdue() else "")
+    if state == "failed":
+        state = "open again"  # the next unlearning takes it up
+    elif state == "running" and not at_work:
+        state, note = "interrupted", "run 'goldfish unlearn' again"
+    return request.id, request.client, _what(request), state, f"{request.due_at:%Y-%m-%d}", note
