@@ -109,7 +109,7 @@ def test_a_version_that_remembers_is_found_and_a_retrained_one_is_not_accused(
     assert "Audit of v2, compared with 8 oracles: remembers." in said
     case = case_of(by_heart.ledger, "R-0001")
     assert "still finds traces" in headline(case)
-    assert "beside 8 models that were trained anew" in findings(case)[-1]
+    assert "compared with 8 models that were trained anew" in findings(case)[-1]
 
     by_heart.reject()
     assert "Audit" not in typed("status", "--project", str(folder))
