@@ -92,6 +92,18 @@ def claim(path: Path, instead: str = "choose another --out") -> IO[bytes]:
     return lock
 
 
+def claimed(path: Path) -> bool:
+    """Tell whether a process has a lock file, as :func:`claim` takes it."""
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # also where it cannot be read: then nobody here knows
+        return True
+    return False
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:

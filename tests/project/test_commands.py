@@ -110,7 +110,10 @@ def test_status_tells_that_a_purge_is_due_also_while_a_request_is_open(
             list(trained.unlearn(MACHINE, "retrain"))
     shown = goldfish("status")
     assert "Still to be handled: 1 request." in shown
-    assert "Old models that know removed samples are still there: 'goldfish purge'." in shown
+    purge = "'goldfish purge', which deletes the old models that know removed samples"
+    assert f"Next: {purge} and closes R-0001." in shown
+    trained.reject()
+    assert "│ R-0001 │ client-1 │ 1 sample │ open again │" in goldfish("status")
 
 
 def test_an_interrupted_command_names_the_project_that_it_was_given(
@@ -281,3 +284,16 @@ def test_a_class_is_named_by_its_number_or_its_name(trained: Project, goldfish: 
         printed = ask(name)
         assert filed in printed
         assert told in printed
+
+
+def test_status_tells_an_interrupted_pass_from_one_that_runs(
+    trained: Project, goldfish: Command
+) -> None:
+    trained.forget("client-1", samples=ids_of(trained, "client-1", 1), machine=MACHINE)
+    steps = trained.unlearn(MACHINE, "retrain")
+    next(steps)
+    assert "│ 1 sample │ running │" in goldfish("status")
+    steps.close()  # type: ignore[attr-defined]
+    shown = goldfish("status")
+    assert "│ 1 sample │ interrupted │" in shown
+    assert "│ run 'goldfish unlearn' again │" in shown

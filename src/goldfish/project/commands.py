@@ -27,7 +27,6 @@ from goldfish.terminal import (
     print_table,
     resolve,
     say,
-    search_here,
     show_progress,
 )
 
@@ -161,7 +160,11 @@ def forget(
     ] = "",
     requested_at: Annotated[
         datetime | None,
-        typer.Option("--requested-at", help="When the request came in (UTC); by default now."),
+        typer.Option(
+            "--requested-at",
+            metavar="YYYY-MM-DD",
+            help="When the request came in (UTC); by default now.",
+        ),
     ] = None,
     project: Folder = HERE,
     data_dir: DataDir = None,
@@ -212,11 +215,8 @@ def plan(
     """Say what each method would cost for the pending requests, and which one to take."""
     machine = _machine(data_dir, device, workers)
     if config is not None:
-        from goldfish.experiments.config import load_config
         from goldfish.experiments.forecast import plan_run
 
-        file = config / "config.toml" if config.is_dir() else config
-        search_here(load_config(file).model.name)
         advice = plan_run(config, machine, method or ())
         _print_estimates(advice)
         say(f"Advice: {advice.method} ({advice.reason}).")
@@ -307,9 +307,11 @@ def status(project: Folder = HERE) -> None:
                 (_version_row(version, became[version.number]) for version in versions),
             )
         if requests:
+            running = any(request.state == "running" for request in requests)
+            at_work = running and opened.files.at_work
             print_table(
                 ("request", "client", "what", "state", "due", ""),
-                (_request_row(request) for request in requests),
+                (_request_row(request, at_work=at_work) for request in requests),
             )
         if not versions:
             say("There is no model yet: run 'goldfish train'.")
@@ -320,10 +322,8 @@ def status(project: Folder = HERE) -> None:
         if known := opened.still_known():
             say(f"{known}: 'goldfish reject', then 'goldfish unlearn --method retrain'.")
         if found := opened.ledger.audits().get(newest.number):
-            say(
-                f"Audit of v{newest.number}, compared with {found['oracles']} oracles: "
-                f"{found['word']}."
-            )
+            others = f"compared with {found['oracles']} oracles"
+            say(f"Audit of v{newest.number}, {others}: {found['word']}.")
         pending = opened.pending()
         late = [request.id for request in requests if request.overdue()]
         if late:
@@ -337,9 +337,15 @@ def status(project: Folder = HERE) -> None:
                 "purge' when they are there."
             )
         old = any(a.kind == "model" for a in opened.ledger.artefacts("quarantined"))
-        if old:
-            say("Old models that know removed samples are still there: 'goldfish purge'.")
-        if not (pending or away or old):
+        done = [request.id for request in requests if request.state == "measured"]
+        if known and old:
+            say("Old models that know removed samples are still there.")
+        elif old or (done and not away):
+            deletes = "deletes the old models that know removed samples"
+            closes = f"closes {', '.join(done)}" if done else ""
+            does = " and ".join(filter(None, (deletes if old else "", closes)))
+            say(f"Next: 'goldfish purge', which {does}.")
+        if not (pending or away or old or done):
             say("No request waits.")
 
 
@@ -349,7 +355,10 @@ def reject(project: Folder = HERE) -> None:
     with _open(project) as opened:
         rejected = opened.current().number
         before = opened.reject().number
-        say(f"v{rejected} is deleted, and v{before} the newest again. Its requests are open.")
+        say(
+            f"v{rejected} is deleted, and v{before} the newest again. The requests of v{rejected} "
+            "are open again ('goldfish unlearn')."
+        )
 
 
 @app.command()
@@ -631,7 +640,10 @@ def _version_row(version: Version, state: str) -> tuple[str, ...]:
     )
 
 
-def _request_row(request: Request) -> tuple[str, ...]:
-    note = request.failure or ("overdue" if request.overdue() else "")
-    due = f"{request.due_at:%Y-%m-%d}"
-    return request.id, request.client, _what(request), request.state, due, note
+def _request_row(request: Request, *, at_work: bool) -> tuple[str, ...]:
+    state, note = request.state, request.failure or ("overdue" if request.overdue() else "")
+    if state == "failed":
+        state = "open again"  # the next unlearning takes it up
+    elif state == "running" and not at_work:
+        state, note = "interrupted", "run 'goldfish unlearn' again"
+    return request.id, request.client, _what(request), state, f"{request.due_at:%Y-%m-%d}", note

@@ -18,7 +18,7 @@ from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, StoreError
 from goldfish.experiments.engine import EngineFactory
 from goldfish.experiments.scenario import Machine
-from goldfish.files import claim, make_folder, sha256_of, sync_folder, write_whole
+from goldfish.files import claim, claimed, make_folder, sha256_of, sync_folder, write_whole
 from goldfish.methods.trained import MODEL, Trained
 from goldfish.project import FILE
 from goldfish.project.holdings import Holdings, first_census, load_holdings
@@ -122,6 +122,11 @@ class ProjectFolder:
                 for left_over in self.path.glob(f"{place}.*.part"):
                     remove(left_over)  # it was being written when a command was killed
             yield
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a process changes the project now, or may: on Flower one of another machine."""
+        return self.settings.on_flower or claimed(self.path / LOCK)
 
     def pinned(self) -> Pinned:
         """Return what the project is bound to."""

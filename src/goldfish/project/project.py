@@ -609,10 +609,15 @@ class Project:
             rejected = self.current()
             before = [a for a in self.ledger.artefacts() if a.version == rejected.parent]
             older = rejected.parent
-            if older is None or not before or any(a.state != "quarantined" for a in before):
+            if older is None:
                 raise ConfigError(
-                    f"v{rejected.number} cannot be rejected: there is no version before it any "
-                    "more."
+                    f"v{rejected.number} cannot be rejected: it is the first version, and there is "
+                    "none to go back to."
+                )
+            if not before or any(a.state != "quarantined" for a in before):
+                raise ConfigError(
+                    f"v{rejected.number} cannot be rejected: it was accepted by 'goldfish purge', "
+                    f"which deleted v{older}. There is no way back."
                 )
             if not self.files.model(older).exists():
                 raise ConfigError(
