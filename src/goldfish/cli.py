@@ -203,6 +203,9 @@ def reproduce(
         folder = work.finish()
         print_table(("claim", "here", ""), write_results(folder, work.preset))
         say(f"Results: {folder / PAGE}")
+        if more := work.further_seeds():
+            found = work.seeds + more
+            say(f"They hold {work.seeds} of {found} finished seeds: --seeds {found} for all.")
 
 
 @app.command()

@@ -313,6 +313,22 @@ def test_a_preset_in_the_summary_has_a_row_a_claim(tmp_path: Path, complete: boo
     assert ("figure-8a," not in text) == complete
 
 
+def test_the_page_names_the_seeds_that_it_holds(data_dir: Path, tmp_path: Path) -> None:
+    """Fewer seeds than were run before: the others are not in the numbers, and that is said."""
+    changes = [word for change in SMALLER for word in ("--set", change)]
+    command = ["reproduce", "figure-8a", "--quick", *changes, "--out", str(tmp_path)]
+    command += ["--data-dir", str(data_dir), "--device", "cpu", "--seeds"]
+    said = {}
+    for seeds in ("2", "1"):
+        done = CliRunner().invoke(app, [*command, seeds], catch_exceptions=False)
+        page = (tmp_path / "figure-8a-quick" / PAGE).read_text().splitlines()
+        said[seeds] = (*(line for line in page if line.startswith("- Seeds: ")), done.stdout)
+    assert said["2"][0] == "- Seeds: 0, 1; ± is one standard deviation over them"
+    assert said["1"][0] == "- Seeds: 0"
+    assert "finished seeds" not in said["2"][1]
+    assert "They hold 1 of 2 finished seeds: --seeds 2 for all." in said["1"][1]
+
+
 def test_seeds_are_counted_and_not_set(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--seeds says how many"):
         Reproduction.of("table-3", tmp_path, overrides=["seed=3"])

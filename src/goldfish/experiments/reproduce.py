@@ -19,7 +19,7 @@ import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -307,6 +307,15 @@ class Reproduction:
     def cells(self) -> list[Cell]:
         """Return all runs that are needed, each once."""
         return list({cell.place: cell for _, _, _, cell in self._needed()}.values())
+
+    def further_seeds(self) -> int:
+        """Return how many seeds are finished beside those that are asked for."""
+        further, runs = 0, len(self.cells())
+        while True:
+            more = replace(self, seeds=self.seeds + further + 1).cells()
+            if len(more) == runs or not all(cell.finished for cell in more):
+                return further
+            further, runs = further + 1, len(more)
 
     def _needed(self) -> Iterator[tuple[int, float | None, Series, Cell]]:
         rows: Sequence[float | None] = self.preset.x.values if self.preset.x.setting else [None]

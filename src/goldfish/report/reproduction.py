@@ -221,10 +221,11 @@ def page(
     lines = [f"# {preset.name}: {preset.title}", "", shows, ""]
     if not about.complete:
         lines += ["**Not the preset as it stands: a smaller or changed run, and no result.**", ""]
+    several = "; ± is one standard deviation over them" if len(about.seeds) > 1 else ""
     lines += [
         f"- Command: `{about.command}`",
         f"- Finished {about.date} on {'; '.join(about.machines)}",
-        f"- Seeds: {', '.join(map(str, about.seeds))}; ± is one standard deviation over them",
+        f"- Seeds: {', '.join(map(str, about.seeds))}{several}",
         f"- Every value: [{VALUES}]({VALUES})",
         *(f"- {note}" for note in about.notes),
         "",
