@@ -27,6 +27,7 @@ from goldfish.terminal import (
     print_table,
     resolve,
     say,
+    search_here,
     show_progress,
 )
 
@@ -215,8 +216,11 @@ def plan(
     """Say what each method would cost for the pending requests, and which one to take."""
     machine = _machine(data_dir, device, workers)
     if config is not None:
+        from goldfish.experiments.config import load_config
         from goldfish.experiments.forecast import plan_run
 
+        file = config / "config.toml" if config.is_dir() else config
+        search_here(load_config(file).model.name)
         advice = plan_run(config, machine, method or ())
         _print_estimates(advice)
         say(f"Advice: {advice.method} ({advice.reason}).")
