@@ -410,6 +410,27 @@ def test_flowers_own_command_ends_by_a_signal_that_this_process_ignores(
         own._child.wait()
 
 
+def test_a_run_whose_start_is_interrupted_is_stopped(
+    tmp_path: Path, flower: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = flower(f"time.sleep(0.3); print({NUMBER!r}, flush=True)")
+    own, popen = submission(tmp_path), subprocess.Popen
+    started = []
+
+    def interrupted(*args: Any, **kwargs: Any) -> subprocess.Popen[Any]:
+        started.append(popen(*args, **kwargs))
+        if len(started) == 1:
+            raise KeyboardInterrupt
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        own.start({})
+    own.stop()
+    assert asked.read_text() == "stop 77 goldfish\n"
+    assert started[0].wait(10) == 0
+
+
 @pytest.mark.parametrize("machine", [Machine(workers=2), Machine(compiled=True)])
 def test_settings_that_nodes_do_not_follow_are_refused(
     config_file: Path, tmp_path: Path, machine: Machine

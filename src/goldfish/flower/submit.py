@@ -219,6 +219,8 @@ class Submission:
         """The command that goes on with it."""
         self._token = secrets.token_hex(8)
         self._over = False
+        self._begun = False
+        """Whether the child process was started, though perhaps not known yet."""
         self._child: subprocess.Popen[bytes] | None = None
         self._home = folder / "home"
         """Where Flower's command line runs: no folder there can be mistaken for an app."""
@@ -230,6 +232,7 @@ class Submission:
         write_app_folder(self._folder / "app", {**settings, "token": self._token}, server_app)
         (self._out / LOG).unlink(missing_ok=True)
         with self._log.open("wb") as log:
+            self._begun = True
             self._child = subprocess.Popen(  # noqa: S603 (our own arguments)
                 [*FLWR, "run", str(self._folder / "app"), CONNECTION, "--stream"],
                 stdin=subprocess.DEVNULL,
@@ -288,13 +291,16 @@ class Submission:
 
         A run that goes on is an error: nobody must take it for stopped.
         """
-        if self._child is None:
+        if not self._begun:
             return
+        child = self._child  # None where an interruption came while it was being started
         try:
             if self._over:
                 return
             end = time.monotonic() + NUMBERED_AFTER  # a run that Flower takes now would stay
-            while self._child.poll() is None and self._run is None and time.monotonic() <= end:
+            while (child is None or child.poll() is None) and self._run is None:
+                if time.monotonic() > end:
+                    return
                 time.sleep(POLL)
             if (run := self._run) is None:
                 return
@@ -306,9 +312,9 @@ class Submission:
                     f"flwr stop {run}"
                 )
         finally:
-            if self._child.poll() is None:
-                self._child.terminate()
-                self._child.wait()
+            if child is not None and child.poll() is None:
+                child.terminate()
+                child.wait()
 
     def _waiting(self) -> str:
         """Say what a run that does not begin may be waiting for."""
