@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from goldfish.hardware.layers import is_changed
 from goldfish.hardware.memory import keep_freed_memory
 from goldfish.hardware.native import conv_pool
 from goldfish.hardware.residual import ResidualLayers
@@ -39,10 +40,6 @@ _pooling = attrgetter(
 """What a max-pooling does."""
 
 _POOLING = _pooling(nn.MaxPool2d(2))
-
-_hooks = attrgetter(
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-)
 
 
 class BlockedFeatures(nn.Sequential):
@@ -138,7 +135,7 @@ def _usual(layers: Sequence[nn.Module]) -> list[nn.Conv2d] | None:
         return None
     convolutions = []
     for layer, kind in zip(layers, kinds, strict=True):
-        if type(layer) is not kind or "forward" in vars(layer) or any(_hooks(layer)):
+        if type(layer) is not kind or is_changed(layer):
             return None
         if isinstance(layer, nn.Conv2d):
             if layer.padding_mode != "zeros" or isinstance(layer.padding, str):

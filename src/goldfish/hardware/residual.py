@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.function import once_differentiable
 
+from goldfish.hardware.layers import has_hooks, is_changed
+
 CHANNELS = (16, 32, 64)
 """Numbers of channels that a layer may have; the images may have any up to 16."""
 
@@ -30,10 +32,6 @@ LAST = torch.channels_last
 
 _sizes = attrgetter(
     *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "bias")
-)
-
-_hooks = attrgetter(
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 )
 
 
@@ -140,9 +138,8 @@ def _suits(inputs: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> bool
             if norm.training
             else not torch.is_grad_enabled()
         )
-        and ("forward" not in vars(norm) or FIRST in vars(norm))
-        and "forward" not in vars(convolution)
-        and not any(_hooks(convolution) + _hooks(norm))
+        and not is_changed(convolution)
+        and not (has_hooks(norm) if FIRST in vars(norm) else is_changed(norm))
         and not is_functorch_wrapped_tensor(inputs)
         and available()
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -20,6 +19,7 @@ from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldfish.errors import ConfigError
+from goldfish.hardware.layers import is_changed
 from goldfish.training.swap import Places
 
 ByName: TypeAlias = Mapping[str, Tensor]
@@ -32,10 +32,6 @@ _IN_CACHE = 2**20
 """The same on a CPU, layer by layer: what its cache holds is multiplied several times as fast."""
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-
-_hooks = attrgetter(
-    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-)
 
 
 def diagonal_fisher(
@@ -171,7 +167,7 @@ def known_layers(model: nn.Module) -> list[nn.Module] | None:
         own = {p for p in module._parameters.values() if p is not None and p.requires_grad}
         if not own:
             continue
-        if type(module) not in _SQUARES or "forward" in vars(module) or any(_hooks(module)):
+        if type(module) not in _SQUARES or is_changed(module):
             return None
         if isinstance(module, nn.Conv2d) and (
             module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str)
