@@ -185,6 +185,14 @@ class Config(_Tables):
     """The settings of each listed method."""
 
     @property
+    def kept_rounds(self) -> Mapping[str, Sequence[int]]:
+        """The rounds of the training whose updates each listed method needs."""
+        return {
+            name: METHODS[name].kept_rounds(self.methods[name], self.training.rounds)
+            for name in self.unlearning.methods
+        }
+
+    @property
     def unlearning_training(self) -> TrainingSettings:
         """How clients train while unlearning."""
         own = ("learning_rate", "local_epochs", "schedule")

@@ -81,12 +81,7 @@ def _as_run(fresh: Trained, path: Path, config: Config) -> Trained:
         file = run.checkpoint_path(ORIGIN)
         if not file.exists() or not (done := load_checkpoint(file)).final:
             continue
-        names = config.unlearning.methods
-        kept = {
-            index
-            for name in names
-            for index in METHODS[name].kept_rounds(config.methods[name], config.training.rounds)
-        }
+        kept = {index for rounds in config.kept_rounds.values() for index in rounds}
         return replace(
             fresh,
             params=done.params,

@@ -32,7 +32,6 @@ from goldfish.experiments.config import Config, parse_config, read_override, set
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import PARTITION, REQUESTS, Machine
 from goldfish.files import write_whole
-from goldfish.methods import METHODS
 from goldfish.results import BY_KEY, ORIGIN, Measures, Part, Progress, Record, Result
 from goldfish.settings import Count, Settings
 from goldfish.store import CONFIG, RESULT, load_checkpoint
@@ -242,11 +241,7 @@ class Cell:
         """Begin with the training of another cell, if one has the same that is finished."""
         donors = self.place.parent.parent.glob(f"*/{self.place.name}")
         donor = next((place for place in donors if _is_trained(place)), None)
-        training = self.config.training.rounds
-        names = self.config.unlearning.methods
-        if donor is None or any(
-            METHODS[name].kept_rounds(self.config.methods[name], training) for name in names
-        ):
+        if donor is None or any(self.config.kept_rounds.values()):
             return
         new = self.place.parent / f".{self.place.name}.part"
         shutil.rmtree(new, ignore_errors=True)

@@ -70,10 +70,7 @@ def run_experiment(
         scenario.save(out)
         _refuse_missing(scenario, run)
         evaluator = Evaluator(scenario, machine.device, of_clients=config.evaluation.clients)
-        kept = {
-            name: method.kept_rounds(config.methods[name], config.training.rounds)
-            for name, method in methods.items()
-        }
+        kept = config.kept_rounds
         history = KeptHistory(run, {index for rounds in kept.values() for index in rounds})
         plan = training_plan(federation, config.training, config.seed, scenario.test)
         origin = yield from recorded_phase(plan, original_training, run, evaluator, history=history)
