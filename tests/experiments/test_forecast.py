@@ -36,17 +36,16 @@ def test_a_run_is_forecast_from_its_configuration_and_from_what_it_took(tmp_path
     The times of a finished run are scaled so that a sample takes as long as in its training. What
     it removes is in the run: the file of ids may be gone.
     """
-    path, ids = tmp_path / "run.toml", tmp_path / "ids.txt"
+    ids = tmp_path / "ids.txt"
     ids.write_text("\n".join(build_scenario(CONFIG, Machine()).clients[0].retained.ids[:70]))
     deletion = CONFIG.deletion.model_copy(update={"rate": None, "samples": str(ids)})
     config = CONFIG.model_copy(update={"deletion": deletion})
-    path.write_text(config.to_toml())
-    before = plan_run(path, Machine(), ["retrain"])
+    before = plan_run(config, Machine(), ["retrain"])
     for _ in run_experiment(config, tmp_path / "run", Machine()):
         pass
     ids.unlink()
     took = Result.read(tmp_path / "run" / "result.json").methods
-    after = plan_run(tmp_path / "run", Machine(), ["retrain"])
+    after = plan_run(config, Machine(), ["retrain"], tmp_path / "run")
     origin, cost = took["origin"].cost, took["retrain"].cost
     assert origin is not None
     assert cost is not None
@@ -70,15 +69,14 @@ def test_a_run_is_rehearsed_from_its_own_model(
 
     monkeypatch.setattr("goldfish.experiments.forecast.plan", watched)
     config = parse_config({**CONFIG.to_dict(), "unlearning": {"methods": ["fed-recovery"]}})
-    path, place = tmp_path / "run.toml", tmp_path / "run"
-    path.write_text(config.to_toml())
-    (before,) = plan_run(path, Machine(), ["retrain", "fed-recovery"]).estimates[1:]
+    place = tmp_path / "run"
+    (before,) = plan_run(config, Machine(), ["retrain", "fed-recovery"]).estimates[1:]
     assert before.refused
     assert "once it is trained" in before.refused
     for _ in run_experiment(config, place, Machine()):
         pass
     metrics = (place / "metrics.jsonl").read_bytes()
-    after = plan_run(place, Machine(), ["retrain", "fed-recovery"])
+    after = plan_run(config, Machine(), ["retrain", "fed-recovery"], place)
     assert not any(own.refused for own in after.estimates)
     trained = load_checkpoint(place / "checkpoints" / "origin.safetensors")
     assert begun[1] == digest(trained.params) != begun[0]
@@ -86,17 +84,17 @@ def test_a_run_is_rehearsed_from_its_own_model(
 
 
 def test_the_command_plans_for_a_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
+    """Also for that in the directory of a run."""
+    path = tmp_path / "config.toml"
     path.write_text(CONFIG.to_toml())
-    said = CliRunner().invoke(app, ["plan", str(path), "--method", "retrain"])
-    assert said.exit_code == 0, said.output
-    assert "Advice: retrain" in said.output
+    for given in (path, tmp_path):
+        said = CliRunner().invoke(app, ["plan", str(given), "--method", "retrain"])
+        assert said.exit_code == 0, said.output
+        assert "Advice: retrain" in said.output
 
 
-def test_clients_with_data_of_their_own_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
+def test_clients_with_data_of_their_own_are_refused() -> None:
     members = CONFIG.data.model_copy(update={"members": ["a", "b"]})
     changed = CONFIG.model_copy(update={"data": members, "engine": "flower"})
-    path.write_text(changed.to_toml())
     with pytest.raises(ConfigError, match="where the data is"):
-        plan_run(path, Machine())
+        plan_run(changed, Machine())

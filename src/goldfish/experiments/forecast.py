@@ -7,38 +7,39 @@ from dataclasses import replace
 from pathlib import Path
 
 from goldfish.errors import ConfigError
-from goldfish.experiments.config import Config, load_config
+from goldfish.experiments.config import Config
 from goldfish.experiments.engine import in_process
 from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.methods import METHODS, Trained
 from goldfish.models import fresh_params
 from goldfish.planning import Advice, Estimate, plan
 from goldfish.results import ORIGIN, Result
-from goldfish.store import CONFIG, RESULT, KeptHistory, RunDirectory, load_checkpoint
+from goldfish.store import RESULT, KeptHistory, RunDirectory, load_checkpoint
 
 
-def plan_run(path: Path, machine: Machine, methods: Sequence[str] = ()) -> Advice:
+def plan_run(
+    config: Config, machine: Machine, methods: Sequence[str] = (), run: Path | None = None
+) -> Advice:
     """Say what each of these methods, or of all, would cost for a configuration's deletion.
 
-    ``path`` is a configuration, or the directory of a run: then methods start from its trained
-    model and from what was kept for them, and times are scaled by what its training took. No model
-    is trained for it: without a run they start from a fresh one. How often a method tries again may
-    depend on the model; what a step costs does not.
+    With the directory of its ``run``, methods start from the trained model and from what was kept
+    for them, and times are scaled by what the training took. No model is trained for it: without a
+    run they start from a fresh one. How often a method tries again may depend on the model; what a
+    step costs does not.
     """
-    config = load_config(path / CONFIG if path.is_dir() else path)
     if config.data.members is not None:
         raise ConfigError(
             "data.members: the clients have data of their own, and methods are rehearsed where the "
             "data is. Plan with data of the same size."
         )
-    scenario = build_scenario(config, machine, path if path.is_dir() else None)
+    scenario = build_scenario(config, machine, run)
     federation = in_process(scenario, machine, "")
     weights = fresh_params(federation.model, config.seed, "initial")
     fresh = Trained(federation, weights, config.training, config.seed)
-    origin = _as_run(fresh, path, config)
+    origin = fresh if run is None else _as_run(fresh, run, config)
     seconds = None
-    if (path / RESULT).exists():
-        cost = Result.read(path / RESULT).methods[ORIGIN].cost
+    if run is not None and (run / RESULT).exists():
+        cost = Result.read(run / RESULT).methods[ORIGIN].cost
         seconds = None if cost is None else cost.seconds / cost.samples
     written = {n: own.model_dump(exclude_unset=True) for n, own in config.methods.items()}
     advice = plan(

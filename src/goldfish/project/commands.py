@@ -218,10 +218,12 @@ def plan(
     if config is not None:
         from goldfish.experiments.config import load_config
         from goldfish.experiments.forecast import plan_run
+        from goldfish.store import CONFIG
 
-        file = config / "config.toml" if config.is_dir() else config
-        search_here(load_config(file).model.name)
-        advice = plan_run(config, machine, method or ())
+        run = config if config.is_dir() else None
+        checked = load_config(run / CONFIG if run else config)
+        search_here(checked.model.name)
+        advice = plan_run(checked, machine, method or (), run)
         _print_estimates(advice)
         say(f"Advice: {advice.method} ({advice.reason}).")
         return
