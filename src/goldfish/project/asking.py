@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,41 @@ def in_library(request: Request, content: Sequence[str], keys: set[str]) -> Dele
         return DeletionRequest(request.client, sample_ids=sorted(keys))
     label = int(content[0]) if request.kind == "class" else None
     return DeletionRequest(request.client, class_label=label)
+
+
+def label_of(written: str, names: Sequence[str]) -> int:
+    """Return the label of a class of these ``names``, which is written as its number or its name.
+
+    Where both are possible and are two classes, ``number:...`` or ``name:...`` says which.
+    """
+    kind, _, rest = written.partition(":")
+    if kind in ("number", "name") and written not in names:
+        written = rest
+    else:
+        kind = ""
+    number = int(written) if written.isascii() and written.isdecimal() else None
+    named = names.index(written) if written in names and kind != "number" else None
+    if number is not None and number < len(names) and named not in (None, number) and not kind:
+        raise ConfigError(
+            f"--class {written}: class {number} has the name {names[number]!r}, and the class with "
+            f"the name {written!r} is class {named}. Write --class number:{written} or --class "
+            f"name:{written}. Nothing was filed."
+        )
+    label = number if named is None else named
+    if label is None:
+        hint = "'goldfish clients' lists all. Nothing was filed."
+        raise ConfigError(unknown("class", written, names, hint))
+    return label
+
+
+def refuse_named(reason: str, ids: Sequence[str]) -> None:
+    """Raise where a reason, which the ledger keeps in plain, names a sample."""
+    for own in ids:
+        if own in reason and re.search(rf"(?<![\w-]){re.escape(own)}(?![\w-])", reason):
+            raise ConfigError(
+                f"--reason names the sample {own!r}. The ledger keeps the reason as it is, for "
+                "ever, and of samples only digests: say it without the id. Nothing was done."
+            )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import starmap
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -133,8 +132,7 @@ def clients(
     if client is None:
         print_table(("client", "samples"), ((name, str(len(ids))) for name, ids in held.items()))
         if classes:
-            named = starmap(_class_in_words, enumerate(classes))
-            say(f"Classes: {', '.join(word.removeprefix('class ') for word in named)}.")
+            say(f"Classes: {', '.join(_named(label, classes) for label in range(len(classes)))}.")
     elif client not in held:
         raise ConfigError(unknown("client", client, held, "'goldfish clients' lists all."))
     elif opened.settings.members is not None:
@@ -171,6 +169,8 @@ def forget(
     data_dir: DataDir = None,
 ) -> None:
     """File a deletion request, and say its number and until when it must be answered."""
+    from goldfish.project.asking import label_of
+
     given = (samples is not None) + (class_ is not None) + all_
     if given != 1:
         said = "Give only one of" if given else "Say what is to be forgotten:"
@@ -178,7 +178,7 @@ def forget(
     at = None if requested_at is None else requested_at.replace(tzinfo=UTC)
     with _open(project) as opened:
         before = {request.id for request in opened.ledger.requests()}
-        label = None if class_ is None else opened.class_label(class_)
+        label = None if class_ is None else label_of(class_, opened.class_names)
         filed = opened.forget(
             client,
             samples=None if samples is None else _read_ids(samples),
@@ -188,11 +188,8 @@ def forget(
             requested_at=at,
         )
         already = " (it was filed before)" if filed.id in before else ""
-        what = _what(filed)
-        if label is not None:
-            known = opened.class_names
-            own = f"class {label}" if not known else _class_in_words(label, known[label])
-            what = what.removesuffix("a class") + own
+        known = "a class" if label is None else f"class {_named(label, opened.class_names)}"
+        what = _what(filed, known)
         say(f"{filed.id}{already}: {filed.client}, {what}. Due on {filed.due_at:%Y-%m-%d}.")
 
 
@@ -258,17 +255,17 @@ def _print_estimates(advice: Advice) -> None:
             for own in able
         ),
     )
-    refused: dict[str, list[str]] = {}
+    refused: dict[tuple[str, bool], list[str]] = {}
     for own in advice.estimates:
         if own.refused is not None:
-            why = own.refused.partition(": train with")[0].rstrip(".")
-            own_name = f"{own.method} "
-            if why.startswith(own_name):
-                why = f"each {why.removeprefix(own_name)}"
-            refused.setdefault(why, []).append(own.method)
-    for why, names in refused.items():
-        single = len(names) == 1 and why.startswith("each ")
-        say(f"{names[0]}{why.removeprefix('each')}." if single else f"{listing(names)}: {why}.")
+            said = own.refused.partition(": train with")[0].rstrip(".")
+            why = said.removeprefix(f"{own.method} ")
+            refused.setdefault((why, why != said), []).append(own.method)
+    for (why, of_method), names in refused.items():
+        if of_method:
+            say(f"{names[0]} {why}." if len(names) == 1 else f"{listing(names)}: each {why}.")
+        else:
+            say(f"{listing(names)}: {why}.")
 
 
 @app.command()
@@ -564,16 +561,18 @@ def _read_ids(path: Path) -> list[str]:
     return ids
 
 
-def _class_in_words(label: int, name: str) -> str:
-    return f"class {label}" if name == str(label) else f"class {label} ({name})"
+def _named(label: int, names: Sequence[str]) -> str:
+    """Return the number of a class, and its name if that says more."""
+    more = names and names[label] != str(label)
+    return f"{label} ({names[label]})" if more else str(label)
 
 
-def _what(request: Request) -> str:
+def _what(request: Request, of_class: str = "a class") -> str:
     from goldfish.report.formatting import plural
 
-    named = {"samples": "", "class": ", a class", "all": ", all it has"}
+    named = {"samples": "", "class": f", {of_class}", "all": ", all it has"}
     if request.count is None:
-        return "a class"  # of which only the client knows how many samples it has
+        return of_class  # of which only the client knows how many samples it has
     return f"{plural(request.count, 'sample')}{named[request.kind]}"
 
 

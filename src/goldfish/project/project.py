@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,14 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from goldfish.data import TensorExamples
-from goldfish.errors import (
-    ConfigError,
-    DataError,
-    DivergenceError,
-    QuorumError,
-    StoreError,
-    unknown,
-)
+from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.evidence import Outcome
@@ -54,7 +46,7 @@ from goldfish.methods.records import file, purge
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project import FILE, find_project
-from goldfish.project.asking import Asked, Registry, in_library
+from goldfish.project.asking import Asked, Registry, in_library, refuse_named
 from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.holdings import Holdings, next_census
 from goldfish.project.ledger import (
@@ -345,32 +337,6 @@ class Project:
         self.current()
         return self.files.pinned().class_names
 
-    def class_label(self, written: str) -> int:
-        """Return the label of a class, which is written as its number or its name.
-
-        Where both are possible and are two classes, ``number:...`` or ``name:...`` says which.
-        """
-        names = self.class_names
-        kind, _, rest = written.partition(":")
-        if kind in ("number", "name") and written not in names:
-            written = rest
-        else:
-            kind = ""
-        number = int(written) if written.isascii() and written.isdecimal() else None
-        named = names.index(written) if written in names else None
-        if kind == "number" or named is None:
-            named = number
-        elif kind != "name" and number not in (None, named) and number in range(len(names)):
-            raise ConfigError(
-                f"--class {written}: class {number} has the name {names[number]!r}, and the class "
-                f"with the name {written!r} is class {named}. Write --class number:{written} or "
-                f"--class name:{written}. Nothing was filed."
-            )
-        if named is None:
-            hint = "'goldfish clients' lists all. Nothing was filed."
-            raise ConfigError(unknown("class", written, names, hint))
-        return named
-
     # Requests
 
     def pending(self) -> list[Request]:
@@ -423,7 +389,7 @@ class Project:
         holdings = self.files.holdings(machine) if of_class else None
         unknown = theirs and kind == "class"
         keys = registry.keys(client, kind, content, holdings) & left
-        if holdings is not None and not keys and not unknown:
+        if holdings is not None and not keys:
             why = f"{client} has no sample of class {label}."
             if lost := len(holdings.missing(client) - registry.gone[client]):
                 why = (
@@ -771,18 +737,8 @@ class Project:
             yield
 
     def _refuse_named(self, reason: str, ids: Sequence[str]) -> None:
-        """Raise where a reason, which the ledger keeps in plain, names a sample.
-
-        Positions are no names: any number could be one.
-        """
-        if self.files.pinned().data is not None:
-            return
-        for own in ids:
-            if own in reason and re.search(rf"(?<![\w-]){re.escape(own)}(?![\w-])", reason):
-                raise ConfigError(
-                    f"--reason names the sample {own!r}. The ledger keeps the reason as it is, for "
-                    "ever, and of samples only digests: say it without the id. Nothing was done."
-                )
+        if self.files.pinned().data is None:  # positions are no names: any number could be one
+            refuse_named(reason, ids)
 
     def _registry(self, version: Version) -> Registry:
         gone, salt = self.files.gone(version.number), self.files.pinned().salt
