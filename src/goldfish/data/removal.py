@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -55,6 +56,18 @@ def split(
         gone=(*(ids[place] for place in gone.nonzero().flatten().tolist()), *sorted(left_over)),
         missing=sorted(named_samples(own).difference(ids, named_samples(earlier))),
     )
+
+
+def read_ids(path: Path, setting: str) -> list[str]:
+    """Return the sample ids of a file with one a line, which ``setting`` names.
+
+    Blanks around an id stay: they count where the id of the sample has them.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{setting}: {path} cannot be read: {error}.") from None
+    return [line for line in lines if line.strip()]
 
 
 def named_samples(requests: Sequence[DeletionRequest]) -> set[str]:

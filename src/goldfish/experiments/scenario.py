@@ -573,11 +573,7 @@ def divide(settings: DataSettings, seed: int, train: TensorExamples) -> Partitio
 
 
 def _read_ids(path: Path) -> list[str]:
-    try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"deletion.samples: {path} cannot be read: {error}.") from None
-    ids = [line for line in lines if line.strip()]
+    ids = removal.read_ids(path, "deletion.samples")
     if not ids:
         raise ConfigError(f"deletion.samples: {path} is empty; write one sample id a line.")
     return ids

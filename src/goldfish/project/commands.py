@@ -551,11 +551,9 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
 
 
 def _read_ids(path: Path) -> list[str]:
-    try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--samples: {path} cannot be read: {error}.") from None
-    ids = [line for line in lines if line.strip()]  # blanks around an id: see Registry.named
+    from goldfish.data.removal import read_ids
+
+    ids = read_ids(path, "--samples")
     if not ids:
         raise ConfigError(f"--samples: {path} names no sample. Write one sample id a line.")
     return ids
