@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from tests.project.conftest import MACHINE, make_project
 from tests.project.test_evidence import nobody
-from tests.project.test_project import ids_of
+from tests.project.test_project import ids_of, unlearn_while_asked
 from typer.testing import CliRunner
 
 from goldfish.cli import app
@@ -206,10 +206,7 @@ def test_nothing_is_left_to_do_where_others_removed_it_all(
 ) -> None:
     samples = ids_of(trained, "client-1", 2)
     trained.forget("client-1", samples=samples, machine=MACHINE)
-    steps = trained.unlearn(MACHINE, "retrain")
-    next(steps)
-    trained.forget("client-1", samples=samples[:1], machine=MACHINE)
-    list(steps)
+    unlearn_while_asked(trained, samples[:1], "retrain")
     assert goldfish("unlearn").strip() == (
         "Nothing had to be done: v2 was made without all that is asked for. 'goldfish purge' "
         "closes the requests."

@@ -33,6 +33,14 @@ def ids_of(project: Project, client: str, count: int) -> list[str]:
     return project.samples(MACHINE)[client][:count]
 
 
+def unlearn_while_asked(project: Project, late: Sequence[str], method: str | None = None) -> None:
+    """Handle the pending requests; meanwhile one for these samples of client-1 comes in."""
+    steps = project.unlearn(MACHINE, method)
+    next(steps)
+    project.forget("client-1", samples=late, machine=MACHINE)
+    list(steps)
+
+
 def test_a_training_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     with make_project(tmp_path / "whole") as whole:
         assert len(list(whole.train(MACHINE))) == 3
@@ -220,10 +228,7 @@ def test_a_rejection_opens_what_was_done_because_of_the_rejected_version(trained
     """R-0002 came in while v2 was made, which removed its samples too: the model before did not."""
     removed = ids_of(trained, "client-1", 4)
     trained.forget("client-1", samples=removed, machine=MACHINE)
-    steps = trained.unlearn(MACHINE, "retrain")
-    next(steps)
-    trained.forget("client-1", samples=removed[:2], machine=MACHINE)
-    list(steps)
+    unlearn_while_asked(trained, removed[:2], "retrain")
     assert list(trained.unlearn(MACHINE)) == []
     assert not trained.files.work(3).exists()
     assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
@@ -248,10 +253,7 @@ def test_a_request_that_came_in_while_its_client_left_is_done(trained: Project) 
     """Nothing is left of the client then, and so nothing of what it names."""
     samples = ids_of(trained, "client-1", 1)
     trained.forget("client-1", machine=MACHINE)
-    steps = trained.unlearn(MACHINE)
-    next(steps)
-    trained.forget("client-1", samples=samples, machine=MACHINE)
-    list(steps)
+    unlearn_while_asked(trained, samples)
     assert list(trained.unlearn(MACHINE)) == []
     assert not trained.files.work(3).exists()
     assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
