@@ -96,7 +96,7 @@ def test_retrained_models_are_hardly_ever_accused(
         (-1.0, 0.12, "different", "Even origin"),
         (-1.0, 0.12, "different", "About 57 unlearned models"),
         (-1.0, 0.05, "different", "more removed samples may show it"),
-        (-1.0, -0.1, "different", "more models would not change that"),
+        (-1.0, -0.12, "different", "more models would not change that"),
         (+1.0, 0.4, "different", "Removed samples do not stand out."),
         (-0.2, 0.4, "indistinguishable", "within the noise of 8 oracles"),
         (-0.2, 0.12, "not enough evidence", "About 57 unlearned models"),
@@ -113,8 +113,8 @@ def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
     that of -0.2 is beyond its interval, and too small to count. Of an origin of 0.2 half is 0.1,
     which 8 * (0.1591 / 0.1)^2 = 20.3 models would show; of 0.12 half is 0.06, and
     8 * (0.1591 / 0.06)^2 = 56.3 would. Half of 0.05 is no memory; the truth may be up to
-    0.05 + 0.16, so that more models may show one. For an origin of -0.1 it is at most 0.06, half of
-    which is none.
+    0.05 + 0.16, so that more models may show one. For an origin of -0.12 it is at most 0.04, which
+    is none.
     """
     spread = torch.tensor([-0.1, 0.1] * 4, dtype=torch.float64)
 
@@ -134,6 +134,35 @@ def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
         assert f"{shift - 0.16:+.2f} to {shift + 0.16:+.2f}" in found.sentence
         assert "0.70 points below" in found.sentence
         assert ("cannot be told whether it remembers" in found.sentence) == (origin < 0.4)
+
+
+@pytest.mark.parametrize(
+    ("memory", "origin", "word"),
+    [
+        (0.0, 0.08, "indistinguishable"),
+        (0.03, 0.08, "indistinguishable"),
+        (0.045, 0.08, "remembers"),
+        (-0.045, 0.08, "over-forgets"),
+        (0.045, 0.04, "not enough evidence"),
+        (0.08, 0.08, "remembers"),
+    ],
+)
+def test_half_of_a_small_memory_of_origin_counts(memory: float, origin: float, word: str) -> None:
+    """Where origin remembers by 0.08, 0.04 is a memory, and what shows none shows that none is left.
+
+    Eight numbers a side, +-0.01 around their mean: half of an interval is 0.0159, a tenth of that
+    above. Origin's 0.08 is beyond it and above 0.05: origin remembers, and half of that is 0.04. An
+    origin of 0.04 has no memory that counts, and nothing can be said of what came from it.
+    """
+    spread = torch.tensor([-0.01, 0.01] * 4, dtype=torch.float64)
+
+    def shifted(memory: float) -> Shifted:
+        sides = [Shifts(means, means.square()) for means in (memory + 2 * spread, 2 * spread)]
+        unseen = Shifts(spread, spread.square())
+        return Shifted((sides[0], sides[1]), (unseen, unseen), (60, 300))
+
+    alike = difference([98.0, 98.2] * 4, [97.9, 98.1] * 4)
+    assert verdict_on(shifted(memory), alike, shifted(origin)).word == word
 
 
 def test_removed_samples_of_a_class_without_unseen_ones_are_left_out() -> None:

@@ -28,7 +28,8 @@ LEAST_ORACLES = 4
 """With fewer oracles there is no noise to compare with."""
 
 MEMORY_SHIFT = 0.05
-"""A smaller mean shift on removed samples, in standard deviations between oracles, is none."""
+"""A smaller mean shift on removed samples, in standard deviations between oracles, is none; nor is
+one below the share of origin's memory that must be visible, where that is less."""
 
 GENERAL_SHIFT = 0.25
 """The same on all samples."""
@@ -315,6 +316,10 @@ def _judged(
 ) -> tuple[AuditWord, str]:
     told = f"{memory.value:+.2f} ({INTERVAL} % interval {memory.low:+.2f} to {memory.high:+.2f})"
     noise = f"the noise of {_number(memory.oracles, 'oracle')}"
+    share = VISIBLE_SHARE if kept == 1 else VISIBLE_OF_CLASS
+    least = MEMORY_SHIFT
+    if before is not None and not _hardly_known(before):
+        least = min(least, share * before.value)
     what = "removed samples" if kept else "samples of the removed classes"
     sure = "less" if general.value < 0 else "more"
     lost = ""
@@ -330,18 +335,18 @@ def _judged(
             f"by {-general.value:.2f} standard deviations of the margins, and that {what} are not "
             f"of their classes, by {told}. It cannot be told whether it remembers them."
         ).strip()
-    if memory.beyond_chance and memory.value >= MEMORY_SHIFT:
-        share = ""
+    if memory.beyond_chance and memory.value >= least:
+        part = ""
         if before is not None and before.low > 0 and before != memory:
             left = 100 * memory.value / before.value
-            share = f" This is {left:.0f} % of what origin remembers."
+            part = f" This is {left:.0f} % of what origin remembers."
         beyond = " more than margins on unseen samples" if kept == 1 else ""
         return "remembers", (
             f"Margins on {what} are above those of retrained models by {told} standard "
-            f"deviations{beyond}: outside of {noise}.{share}"
+            f"deviations{beyond}: outside of {noise}.{part}"
         )
     worse = ""
-    if memory.beyond_chance and memory.value <= -MEMORY_SHIFT:
+    if memory.beyond_chance and memory.value <= -least:
         worse = (
             f"Removed samples are treated worse than unseen ones, by {told} standard deviations of "
             "their margins: that itself tells who was removed."
@@ -353,7 +358,7 @@ def _judged(
         return "damaged", f"{lost} {worse}".strip()
     if worse:
         return "over-forgets" if kept == 1 else "different", worse
-    unjudged = _unjudged(memory, before, VISIBLE_SHARE if kept == 1 else VISIBLE_OF_CLASS)
+    unjudged = _unjudged(memory, before, share)
     if general.beyond_chance and abs(general.value) >= GENERAL_SHIFT:
         right = ""
         if accuracy.beyond_chance:
@@ -384,16 +389,21 @@ def _less_sure(memory: Difference, general: Difference) -> bool:
     return general.value <= -GENERAL_SHIFT and 0 < memory.value <= -AS_SURE * general.value
 
 
+def _hardly_known(before: Difference) -> bool:
+    """Tell whether even origin, which was trained on the removed samples, shows no memory."""
+    return before.low <= 0 or before.value < MEMORY_SHIFT
+
+
 def _unjudged(memory: Difference, before: Difference | None, share: float) -> str:
     """Say why a memory could not be seen, and what would show it; nothing where it could."""
     visible = VISIBLE_SHIFT if before is None else share * before.value
-    if before is not None and (before.low <= 0 or visible < MEMORY_SHIFT):
+    if before is not None and _hardly_known(before):
         told = (
             "Even origin, which was trained on the removed samples, can hardly be told from models "
             f"that never saw them ({before.value:+.2f}, {INTERVAL} % interval {before.low:+.2f} to "
             f"{before.high:+.2f})."
         )
-        if before.high < 2 * MEMORY_SHIFT:
+        if before.high < MEMORY_SHIFT:
             return f"{told} There is hardly anything to forget: more models would not change that."
         if visible < MEMORY_SHIFT and memory.unlearned > 1:
             return f"{told} More models or more removed samples may show it."
