@@ -94,6 +94,20 @@ def test_a_failed_request_says_why_and_is_tried_again(sqlite_ledger: Ledger) -> 
     assert (again.state, again.failure) == ("received", None)
 
 
+def test_a_request_is_brought_forward_through_the_states_between(sqlite_ledger: Ledger) -> None:
+    """Never back; one that failed begins anew, and one that has failed does not fail again."""
+    request = sqlite_ledger.file("clinic", "all")
+    sqlite_ledger.fail([request.id], "clinic did not answer")
+    sqlite_ledger.fail([request.id], "nobody did")
+    assert sqlite_ledger.request(request.id).failure == "clinic did not answer"
+    sqlite_ledger.advance(request.id, "unlearned", version=2)
+    sqlite_ledger.advance(request.id, "running", version=3)
+    moves = sqlite_ledger.events(request.id)[2:]
+    assert [event.kind for event in moves] == ["received", "planned", "running", "unlearned"]
+    assert [event.facts for event in moves] == [{}, {}, {}, {"version": 2}]
+    assert sqlite_ledger.verify() == []
+
+
 def test_a_state_of_an_earlier_ledger_is_read_by_its_name_of_today(sqlite_ledger: Ledger) -> None:
     """A measured request was called audited, though nobody had audited anything."""
     request = sqlite_ledger.file("clinic", "all")

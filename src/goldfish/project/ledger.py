@@ -54,6 +54,10 @@ NEXT: Mapping[str, tuple[str, ...]] = {
     "withdrawn": (),
 }
 """Where a request may go from each state."""
+WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "measured", "closed")
+"""The states of a request that nothing goes wrong with, in order."""
+PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
+"""Requests in these states are still to be handled; one that failed is tried again."""
 FORMERLY: Mapping[str, str] = {"audited": "measured"}
 """States that had another name in earlier ledgers, whose events stay as they are."""
 NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
@@ -67,6 +71,8 @@ CLIENT_STATE = "client state"
 CLIENTS = "clients"
 """What the paths of these begin with."""
 MANIFEST_KEY, FORGOTTEN, AUDIT = "manifest key", "ids forgotten", "audit"
+TOLD = "told"
+"""The event that a client on Flower was told of a request: it trains without the samples now."""
 
 _SELECT = "SELECT number, at, kind, subject, facts, previous, digest FROM events"
 _INSERT = text(
@@ -290,6 +296,25 @@ class Ledger:
                 )
             self._append(state, request_id, facts)
             return self.request(request_id)
+
+    def advance(self, request_id: str, state: State, **facts: Any) -> None:
+        """Bring a request forward to a state, through those between; never back.
+
+        One that failed begins anew. The facts are those of the last step.
+        """
+        with self.together():
+            now = self.request(request_id).state
+            if now == "failed":
+                now = self.move(request_id, "received").state
+            for between in WAY[WAY.index(now) + 1 : WAY.index(state) + 1]:
+                self.move(request_id, between, **(facts if between == state else {}))
+
+    def fail(self, request_ids: Iterable[str], reason: str) -> None:
+        """Note why requests failed; those that have failed already stay as they are."""
+        with self.together():
+            for request_id in request_ids:
+                if self.request(request_id).state != "failed":
+                    self.move(request_id, "failed", reason=reason)
 
     def withdraw(self, request_id: str, reason: str) -> None:
         """Take a request back, and forget what it names; the same may then be filed anew.

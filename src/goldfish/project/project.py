@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -52,12 +52,13 @@ from goldfish.project.holdings import Holdings, next_census
 from goldfish.project.ledger import (
     CLIENT_STATE,
     CLIENTS,
+    PENDING,
+    TOLD,
     Artefact,
     ArtefactState,
     Kind,
     Ledger,
     Request,
-    State,
     Version,
 )
 from goldfish.project.settings import AUTO, TEMPLATE, ProjectSettings
@@ -80,11 +81,6 @@ from goldfish.workflow import (
 IN_PROCESS: EngineFactory = partial(in_process, remember=True)
 """The engine whose clients live in this process: they never train on removed samples again."""
 BEGUN = "pass.json"
-WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "measured", "closed")
-PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
-"""Requests in these states are still to be handled; one that failed is tried again."""
-TOLD = "told"
-"""The event that a client on Flower was told of a request: it trains without the samples now."""
 
 
 class _Pass(Part):
@@ -505,7 +501,7 @@ class Project:
                 todo = self._todo(begun.method, now, asked, scenario.test)
                 way, own = METHODS[begun.method], self.settings.of_method(begun.method)
                 for request in begun.requests:
-                    self._advance(request, "running", method=begun.method)
+                    self.ledger.advance(request, "running", method=begun.method)
                 try:
                     _refuse_missing(todo, asked, begun.method)
                     work = bind(way.unlearn, own)
@@ -513,7 +509,7 @@ class Project:
                     lost = _lost(todo, done, asked)
                 except (ConfigError, DataError, DivergenceError, QuorumError) as error:
                     if not begun.auto:
-                        self._fail(begun.requests, str(error))
+                        self.ledger.fail(begun.requests, str(error))
                         remove(rounds.path)
                         raise
                     tried = {"failed": str(error)}
@@ -561,7 +557,7 @@ class Project:
             parent = now.version.number
             self._publish(after, begun.method, facts, gone, parent=parent, requests=honoured)
             for request, reason in failed.items():
-                self._fail([request], reason)
+                self.ledger.fail([request], reason)
 
     # What becomes of versions
 
@@ -601,7 +597,7 @@ class Project:
                 made = self.ledger.events(f"v{rejected.number}")[0].number
                 since = {e.subject for e in self.ledger.events() if e.number > made}
                 answered = [r.id for r in self.ledger.requests("measured") if r.id in since]
-                self._fail(answered, f"v{rejected.number} was rejected")
+                self.ledger.fail(answered, f"v{rejected.number} was rejected")
             remove(self.files.version(rejected.number))
         return self.current()
 
@@ -775,7 +771,7 @@ class Project:
                     f"{away[0].client} is not there, and it alone knows which of its samples "
                     f"{away[0].id} names. Try again when it is back."
                 )
-            self._fail((r.id for r in away), "the client was not there")
+            self.ledger.fail((r.id for r in away), "the client was not there")
             for r in requests:
                 if r.kind == "class" and self.files.of_class(r.id) is None:
                     self.files.keep_class(r.id, known[r.client, int(contents[r.id][0])])
@@ -801,7 +797,7 @@ class Project:
         A client that leaves need not be there, unless the method asks for its help.
         """
         for request in asked.done:
-            self._advance(request, "measured", note="there was nothing left of it")
+            self.ledger.advance(request, "measured", note="there was nothing left of it")
         if not asked.by_request:
             return asked
         needed = self._todo(self._way(asked, now, method), now, asked, now.holdings.test).askers
@@ -816,7 +812,7 @@ class Project:
             if own.client_id in absent
             and (deletion_kind(own) != "client" or own.client_id in needed)
         ]
-        self._fail(away, "the client was not there")
+        self.ledger.fail(away, "the client was not there")
         left = {r: own for r, own in asked.by_request.items() if r not in away}
         if not left:
             raise QuorumError(
@@ -913,21 +909,6 @@ class Project:
         base = {"accuracy": measures["accuracy"], "images": behind, **version.facts.get("base", {})}
         return float(base["accuracy"]) if base["images"] == images else 0.0
 
-    def _advance(self, request: str, state: State, **facts: Any) -> None:
-        """Bring a request forward to a state, through those between; never back."""
-        with self.ledger.together():
-            now = self.ledger.request(request).state
-            if now == "failed":
-                now = self.ledger.move(request, "received").state
-            for between in WAY[WAY.index(now) + 1 : WAY.index(state) + 1]:
-                self.ledger.move(request, between, **(facts if between == state else {}))
-
-    def _fail(self, requests: Iterable[str], reason: str) -> None:
-        with self.ledger.together():
-            for request in requests:
-                if self.ledger.request(request).state != "failed":
-                    self.ledger.move(request, "failed", reason=reason)
-
     def _publish(
         self,
         trained: Trained,
@@ -968,8 +949,8 @@ class Project:
             for path, kind in others.items():
                 self.ledger.add_artefact(path, kind, version=number, manifests=manifests)
             for request in requests:
-                self._advance(request, "unlearned", version=number)
-                self._advance(request, "measured", measures=facts["measures"])
+                self.ledger.advance(request, "unlearned", version=number)
+                self.ledger.advance(request, "measured", measures=facts["measures"])
         remove(self.files.work(number))
         return version
 
