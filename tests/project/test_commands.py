@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from goldfish.cli import app
 from goldfish.data import Partition
 from goldfish.project import commands
+from goldfish.project.asking import Registry
 from goldfish.project.evidence import case_of, findings
 from goldfish.project.project import Project
 from goldfish.terminal import print_table, say
@@ -226,7 +227,7 @@ def test_blanks_around_an_id_count_only_where_the_id_has_them(
 ) -> None:
     """Ids with blanks inside and around are asked for as 'goldfish clients' prints them."""
     names = [" patient 1", "patient 2 ", "patient\u20283"]
-    registry = trained._registry(trained.current())
+    registry = Registry.of_version(trained.files, trained.current().number)
     manifest = Partition("explicit", 0, {"a": tuple(registry.key("a", name) for name in names)})
     there = replace(registry, manifest=manifest, gone={"a": set()})
     path = tmp_path / "ids.txt"

@@ -31,6 +31,7 @@ from goldfish.project.audit import audit
 from goldfish.project.evidence import case_of
 from goldfish.project.project import Project
 from goldfish.project.server_app import app
+from goldfish.project.versions import Versions
 from goldfish.results import Progress
 from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import Client, Context, Task
@@ -363,7 +364,7 @@ def test_clients_with_data_of_their_own_say_anew_what_they_hold_until_there_is_a
     for name, rounds, held in (("same", [2], 20), ("changed", [0, 1, 2], 19)):
         with make_own_project(tmp_path / name, MEMBERS) as project:
             with monkeypatch.context() as killed:
-                killed.setattr(Project, "_publish", None)
+                killed.setattr(Versions, "publish", None)
                 with pytest.raises(TypeError):
                     list(project.train(MACHINE))
             salt = project.files.pinned().salt

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, unknown
 from goldfish.experiments.client_setup import key_of
+from goldfish.project.folder import ProjectFolder
 from goldfish.project.holdings import Holdings
 from goldfish.project.ledger import Kind, Request
 from goldfish.types import DeletionRequest
@@ -99,6 +100,13 @@ class Registry:
     salt: str
     own_data: bool
     """Sample ids are each client's own."""
+
+    @classmethod
+    def of_version(cls, files: ProjectFolder, number: int) -> Registry:
+        """Return who had what, and what is gone of it in a model version."""
+        gone, salt = files.gone(number), files.pinned().salt
+        theirs = files.settings.own_data or files.settings.members is not None
+        return cls(files.manifest(), gone, salt, theirs)
 
     def left(self, client: str) -> set[str]:
         """Return the keys of what a client has left; an unknown client is refused."""

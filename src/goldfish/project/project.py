@@ -29,7 +29,7 @@ from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
 from goldfish.experiments.scenario import Machine
 from goldfish.federation import InProcess
-from goldfish.files import make_folder, sha256_of, write_whole
+from goldfish.files import make_folder, write_whole
 from goldfish.flower.submit import project_on_flower
 from goldfish.methods import (
     METHODS,
@@ -37,25 +37,21 @@ from goldfish.methods import (
     Plan,
     Trained,
     deletion_kind,
-    load,
     method_named,
     not_honoured,
     notes_of,
 )
-from goldfish.methods.records import file, purge
+from goldfish.methods.records import file
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST, Advice, plan
 from goldfish.project import FILE, find_project
 from goldfish.project.asking import Asked, Registry, in_library, refuse_named
 from goldfish.project.folder import ProjectFolder, private, remove
-from goldfish.project.holdings import Holdings, next_census
+from goldfish.project.holdings import next_census
 from goldfish.project.ledger import (
-    CLIENT_STATE,
-    CLIENTS,
     PENDING,
     TOLD,
     Artefact,
-    ArtefactState,
     Kind,
     Ledger,
     Request,
@@ -63,7 +59,8 @@ from goldfish.project.ledger import (
 )
 from goldfish.project.settings import AUTO, TEMPLATE, ProjectSettings
 from goldfish.project.traces import traces
-from goldfish.results import MARGINS, Cost, Final, Part, Progress
+from goldfish.project.versions import Newest, Versions, facts_of, measures_of
+from goldfish.results import MARGINS, Cost, Part, Progress
 from goldfish.store import KeptHistory
 from goldfish.types import DeletionRequest, Federation, States
 from goldfish.unlearning.optimization import shard_numbers
@@ -125,16 +122,6 @@ class _Pass(Part):
 
 
 @dataclass(frozen=True)
-class _Now:
-    """The newest version with all that it takes to unlearn from it."""
-
-    version: Version
-    registry: Registry
-    holdings: Holdings
-    trained: Trained
-
-
-@dataclass(frozen=True)
 class ProjectPlan:
     """What it takes to handle the pending requests."""
 
@@ -156,6 +143,7 @@ class Project:
         self.files = files
         self.folder = files.path
         self.ledger = ledger
+        self._versions = Versions(files, ledger)
         self.engine: EngineFactory | None = None if files.settings.on_flower else IN_PROCESS
         self.tell: Callable[[str], None] = lambda _sentence: None
 
@@ -269,10 +257,10 @@ class Project:
                 memo=done.memo,
                 states=done.states,
             )
-            facts = _facts(evaluator.measure(done.params), [r.cost for r in done.records])
+            facts = facts_of(evaluator.measure(done.params), [r.cost for r in done.records])
             if self.settings.on_flower:
                 facts["kept"] = {client: [todo.phase] for client in federation.client_ids}
-            self._publish(trained, "train", facts, {})
+            self._versions.publish(trained, "train", facts, {})
 
     def adopt(self, checkpoint: Path, machine: Machine) -> Version:
         """Take a model that was trained elsewhere, with this project's data, as version 1."""
@@ -296,27 +284,17 @@ class Project:
             federation = self.engine(scenario, machine, holdings.run_id)
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
-            facts = _facts(Evaluator(scenario, machine.device).measure(trained.params), [])
+            facts = facts_of(Evaluator(scenario, machine.device).measure(trained.params), [])
             make_folder(self.files.work(1))  # as long as it is there, the version is in the making
-            return self._publish(trained, "import", facts, {})
+            return self._versions.publish(trained, "import", facts, {})
 
     def current(self) -> Version:
         """Return the newest model version that was not rejected."""
-        models = self._models()
-        versions = [v for v in self.ledger.versions() if models.get(v.number) == "current"]
-        if not versions:
-            raise ConfigError(f"{self.folder} has no model yet. Run 'goldfish train' first.")
-        return versions[-1]
+        return self._versions.current()
 
     def load(self, version: Version, federation: Federation) -> Trained:
         """Return a model version, once its file is seen to be the one that was written."""
-        state = self._models().get(version.number)
-        if state != "current":
-            raise StoreError(
-                f"v{version.number} is {state}: it knows samples that were removed since, and is "
-                "no starting point any more."
-            )
-        return load(self.written(version).parent, federation)
+        return self._versions.load(version, federation)
 
     def samples(self, machine: Machine) -> dict[str, list[str]]:
         """Return the ids of the samples that each client has, less those that are removed.
@@ -356,7 +334,7 @@ class Project:
         """
         version = self.current()
         self.files.refuse_changes()
-        registry = self._registry(version)
+        registry = Registry.of_version(self.files, version.number)
         left = registry.left(client)
         if not left:
             raise ConfigError(
@@ -451,7 +429,7 @@ class Project:
 
         Times are those of a few measured steps, scaled by what the training took here.
         """
-        now = self._now(machine, IN_PROCESS)  # methods are rehearsed here
+        now = self._versions.newest(machine, IN_PROCESS)  # methods are rehearsed here
         asked = self._ask(self.pending(), now)
         tables = self.settings.tables
         advice = plan(
@@ -481,8 +459,8 @@ class Project:
             yield from self.hand_over("unlearn", machine, method or "")
             return
         with self.working():
-            now = self._now(machine, self.engine)
-            self._purge_clients(now.trained.federation)
+            now = self._versions.newest(machine, self.engine)
+            self._versions.purge_clients(now.trained.federation)
             rounds = self.files.rounds(len(self.ledger.versions()) + 1)
             found_to_do = self._begin(now, rounds.path, method)
             if found_to_do is None:
@@ -515,8 +493,8 @@ class Project:
                     tried = {"failed": str(error)}
                 else:
                     found = evaluator.measure(done.params, asked.requests)
-                    tried = _measures(found)
-                    made = {"measures": tried, "before": _measures(before)}
+                    tried = measures_of(found)
+                    made = {"measures": tried, "before": measures_of(before)}
                     known = traces({**made, "guarantee": way.guarantee})
                     if not begun.auto or not (known or base - found.accuracy >= MARGINS.collapse):
                         break
@@ -527,13 +505,13 @@ class Project:
                 begun.write(rounds.path / BEGUN)
             if way.guarantee == "exact":
                 base = found.accuracy
-            facts = _facts(
+            facts = facts_of(
                 found,
                 [record.cost for record in done.records],
                 begun.spent,
                 guarantee=way.guarantee,
                 notes=list(notes_of(way, todo, own)),
-                before=_measures(before),
+                before=measures_of(before),
                 base={"accuracy": base, "images": images},
                 tried={FAST: begun.tried} if begun.tried else {},
                 settings={"rounds": todo.rounds, **own.model_dump(mode="json")},
@@ -555,7 +533,9 @@ class Project:
                 facts["kept"] = _phases(now.version, todo, way, removed)
             gone = {c: keys | removed.get(c, set()) for c, keys in now.registry.gone.items()}
             parent = now.version.number
-            self._publish(after, begun.method, facts, gone, parent=parent, requests=honoured)
+            self._versions.publish(
+                after, begun.method, facts, gone, parent=parent, requests=honoured
+            )
             for request, reason in failed.items():
                 self.ledger.fail([request], reason)
 
@@ -568,37 +548,7 @@ class Project:
         discarded.
         """
         with self.working():
-            rejected = self.current()
-            before = [a for a in self.ledger.artefacts() if a.version == rejected.parent]
-            older = rejected.parent
-            if older is None:
-                raise ConfigError(
-                    f"v{rejected.number} cannot be rejected: it is the first version, and there is "
-                    "none to go back to."
-                )
-            if not before or any(a.state != "quarantined" for a in before):
-                raise ConfigError(
-                    f"v{rejected.number} cannot be rejected: it was accepted by 'goldfish purge', "
-                    f"which deleted v{older}. There is no way back."
-                )
-            if not self.files.model(older).exists():
-                raise ConfigError(
-                    f"v{rejected.number} cannot be rejected: a purge that was interrupted has "
-                    "deleted the version before it. Run 'goldfish purge' again."
-                )
-            remove(self.files.work(len(self.ledger.versions()) + 1))
-            with self.ledger.together():
-                for artefact in self.ledger.artefacts("current"):
-                    kept = artefact.kind == CLIENT_STATE  # it is there until its client is reached
-                    state: ArtefactState = "quarantined" if kept else "purged"
-                    self.ledger.move_artefact(artefact.path, state, rejected=True)
-                for artefact in before:
-                    self.ledger.move_artefact(artefact.path, "current")
-                made = self.ledger.events(f"v{rejected.number}")[0].number
-                since = {e.subject for e in self.ledger.events() if e.number > made}
-                answered = [r.id for r in self.ledger.requests("measured") if r.id in since]
-                self.ledger.fail(answered, f"v{rejected.number} was rejected")
-            remove(self.files.version(rejected.number))
+            self._versions.reject()
         return self.current()
 
     def purge(
@@ -624,7 +574,7 @@ class Project:
             list(self.hand_over("purge", machine or Machine()))
         else:
             with self.working():
-                self._purge(machine or Machine(), self.engine)
+                self._versions.purge(machine or Machine(), self.engine)
         left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
         return [artefact for artefact in old if artefact.path not in left]
 
@@ -634,19 +584,11 @@ class Project:
         It comes down from those that it was made from, back to one of an exact method, or to one
         that was accepted: the version before that is purged.
         """
-        versions, models = {v.number: v for v in self.ledger.versions()}, self._models()
-        audits, version = self.ledger.audits(), self.current()
-        while version.parent is not None and models[version.parent] == "quarantined":
-            if found := traces(version.facts, audits.get(version.number)):
-                return f"v{version.number} is not good enough, {found}"
-            if version.facts.get("guarantee") == "exact":
-                break
-            version = versions[version.parent]
-        return ""
+        return self._versions.still_known()
 
     def outstanding(self) -> list[str]:
         """Return the clients that must still delete what they keep, since a purge or a reject."""
-        return sorted({artefact.client for artefact in self._client_states()})
+        return sorted({artefact.client for artefact in self._versions.kept_by_clients()})
 
     # Parts of the above
 
@@ -655,20 +597,9 @@ class Project:
         costs = (version.facts["cost"] for version in self.ledger.versions())
         return next((cost["seconds"] / cost["samples"] for cost in costs if cost["samples"]), None)
 
-    def _models(self) -> dict[int, str]:
-        """Return what became of the model of each version: current, quarantined or purged."""
-        models = (a for a in self.ledger.artefacts() if a.kind == "model")
-        return {a.version: a.state for a in models if a.version is not None}
-
     def written(self, version: Version) -> Path:
         """Return the model file of a version, once it is seen to be the one that was written."""
-        model = self.files.model(version.number)
-        if not model.exists() or sha256_of(model) != version.sha256:
-            raise StoreError(
-                f"{model} is not the file that was written (its SHA-256 is another, or it is "
-                "missing). Nothing was done: put it back from a backup."
-            )
-        return model
+        return self._versions.written(version)
 
     def hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
         """Let a server app, which can reach the clients, carry a command out."""
@@ -681,74 +612,18 @@ class Project:
                 tell=self.tell,
             )
 
-    def _purge(self, machine: Machine, engine: EngineFactory) -> None:
-        old = [a for a in self.ledger.artefacts("quarantined") if a.kind != CLIENT_STATE]
-        for artefact in old:
-            remove(self.folder / artefact.path)
-        for number in {a.version for a in old if a.version is not None}:
-            remove(self.files.version(number))
-        with self.ledger.together():
-            for artefact in old:
-                self.ledger.move_artefact(artefact.path, "purged")
-        done = self.ledger.requests("measured", "closed", "withdrawn")
-        self.ledger.forget_ids(*(request.id for request in done))
-        for request in done:
-            self.files.forget_class(request.id)
-        if self._client_states():
-            self._purge_clients(self._now(machine, engine).trained.federation)
-        if not self.ledger.artefacts("quarantined"):  # here, or with a client
-            with self.ledger.together():
-                for request in self.ledger.requests("measured"):
-                    self.ledger.move(request.id, "closed")
-
-    def _client_states(self) -> list[Artefact]:
-        """Return what clients keep of versions that are purged or rejected."""
-        over = {number for number, state in self._models().items() if state == "purged"}
-        left = self.ledger.artefacts("quarantined")
-        return [a for a in left if a.kind == CLIENT_STATE and a.version in over]
-
-    def _purge_clients(self, federation: Federation) -> None:
-        """Let the clients that are there delete what they keep of versions that are over."""
-        states = self._client_states()
-        keep: dict[str, list[str]] = {artefact.client: [] for artefact in states}
-        models = self._models()
-        for version in self.ledger.versions():
-            if models[version.number] != "purged":  # a reject may still bring it back
-                for client, phases in version.facts.get("kept", {}).items():
-                    keep.get(client, []).extend(phases)
-        done = purge(federation, keep) if keep else []
-        with self.ledger.together():
-            for artefact in states:
-                if artefact.client in done:
-                    self.ledger.move_artefact(artefact.path, "purged")
-
     @contextmanager
     def working(self) -> Iterator[None]:
         """Let this process alone change the project, and clear what a killed one left."""
         with self.files.working():
-            for number, state in self._models().items():
-                remove(self.files.work(number))
-                if state == "purged":
-                    remove(self.files.version(number))
+            self._versions.clear()
             yield
 
     def _refuse_named(self, reason: str, ids: Sequence[str]) -> None:
         if self.files.pinned().data is None:  # positions are no names: any number could be one
             refuse_named(reason, ids)
 
-    def _registry(self, version: Version) -> Registry:
-        gone, salt = self.files.gone(version.number), self.files.pinned().salt
-        theirs = self.settings.own_data or self.settings.members is not None
-        return Registry(self.files.manifest(), gone, salt, theirs)
-
-    def _now(self, machine: Machine, engine: EngineFactory) -> _Now:
-        version = self.current()
-        registry, holdings = self._registry(version), self.files.holdings(machine)
-        scenario = holdings.scenario(registry.gone, machine.device)
-        federation = engine(scenario, machine, holdings.run_id)
-        return _Now(version, registry, holdings, self.load(version, federation))
-
-    def _ask(self, requests: Sequence[Request], now: _Now, *, begun: bool = False) -> Asked:
+    def _ask(self, requests: Sequence[Request], now: Newest, *, begun: bool = False) -> Asked:
         if not requests:
             raise ConfigError("No request waits: there is nothing to unlearn.")
         contents = {request.id: self.ledger.content(request.id).ids for request in requests}
@@ -778,7 +653,7 @@ class Project:
         seen = {r.id: self.files.of_class(r.id) or () for r in requests}
         return now.registry.resolve(requests, contents, holdings, seen)
 
-    def _shards(self, now: _Now, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
+    def _shards(self, now: Newest, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
         """Return the shards of each client that hold what is removed; the first one is 1."""
         tables, own, touched = self.settings.tables, now.trained.method, {}
         for client, keys in removed.items():
@@ -791,7 +666,7 @@ class Project:
             touched[client] = sorted({shard[key] + 1 for key in keys})
         return touched
 
-    def _without_absent(self, asked: Asked, now: _Now, method: str | None) -> Asked:
+    def _without_absent(self, asked: Asked, now: Newest, method: str | None) -> Asked:
         """Leave the requests of clients that are not there open, and end those that are done.
 
         A client that leaves need not be there, unless the method asks for its help.
@@ -821,7 +696,7 @@ class Project:
             )
         return replace(asked, by_request=left)
 
-    def _begin(self, now: _Now, folder: Path, method: str | None) -> tuple[_Pass, Asked] | None:
+    def _begin(self, now: Newest, folder: Path, method: str | None) -> tuple[_Pass, Asked] | None:
         """Return the pass that was interrupted, or a new one, and what it is to honour.
 
         One that started from another version, which was rejected since, or with other settings is
@@ -872,7 +747,7 @@ class Project:
         begun.write(path)
         return begun, asked
 
-    def _way(self, asked: Asked, now: _Now, method: str | None) -> str:
+    def _way(self, asked: Asked, now: Newest, method: str | None) -> str:
         """Return the method to take; ``method`` is the one that was asked for by name."""
         name = method or self.settings.tables.unlearning.method
         if name != AUTO:
@@ -880,7 +755,7 @@ class Project:
         leaves = any(deletion_kind(request) == "client" for request in asked.requests)
         return now.trained.method or (EXACT if leaves or asked.missing else FAST)
 
-    def _todo(self, name: str, now: _Now, asked: Asked, test: TensorExamples) -> Plan:
+    def _todo(self, name: str, now: Newest, asked: Asked, test: TensorExamples) -> Plan:
         """Return how a method makes the next version; raise where it cannot do what is asked."""
         method, tables = method_named(name), self.settings.tables
         own = self.settings.of_method(name)
@@ -896,7 +771,7 @@ class Project:
             test=test,
         )
 
-    def _base_accuracy(self, now: _Now, images: int) -> float:
+    def _base_accuracy(self, now: Newest, images: int) -> float:
         """Return the accuracy of the last version that was trained, and not repaired.
 
         It is 0 where another number of test images stood behind it: those of other classes.
@@ -908,51 +783,6 @@ class Project:
         behind = 0 if "removed_class_accuracy" in measures else len(now.holdings.test)
         base = {"accuracy": measures["accuracy"], "images": behind, **version.facts.get("base", {})}
         return float(base["accuracy"]) if base["images"] == images else 0.0
-
-    def _publish(
-        self,
-        trained: Trained,
-        made_by: str,
-        facts: Mapping[str, Any],
-        gone: Mapping[str, set[str]],
-        *,
-        parent: int | None = None,
-        requests: Sequence[str] = (),
-    ) -> Version:
-        """Write a version, then say so in the ledger, where older ones are quarantined."""
-        number = len(self.ledger.versions()) + 1
-        sha256 = self.files.write_version(number, trained, gone)
-        held = self.files.manifest().clients
-        left = {client: set(keys) - gone.get(client, set()) for client, keys in held.items()}
-        manifests = {c: self.ledger.manifest_digest(c, keys) for c, keys in left.items() if keys}
-        fresh = parent is None or METHODS[made_by].guarantee == "exact"
-        with self.ledger.together():
-            version = self.ledger.add_version(
-                made_by, sha256, parent=parent, requests=requests, **facts
-            )
-            old = self.ledger.artefacts("current")
-            for artefact in old:
-                self.ledger.move_artefact(artefact.path, "quarantined", by=f"v{number}")
-            self.ledger.add_artefact(
-                self.files.name(self.files.model(number)),
-                "model",
-                version=number,
-                sha256=sha256,
-                parents=[] if fresh else [a.path for a in old if a.kind == "model"],
-                manifests=manifests,
-            )
-            others = {}
-            if (history := self.files.version(number) / "history").exists():
-                others[self.files.name(history)] = "updates"
-            if self.settings.on_flower:
-                others |= {f"{CLIENTS}/{client}/v{number}": CLIENT_STATE for client in manifests}
-            for path, kind in others.items():
-                self.ledger.add_artefact(path, kind, version=number, manifests=manifests)
-            for request in requests:
-                self.ledger.advance(request, "unlearned", version=number)
-                self.ledger.advance(request, "measured", measures=facts["measures"])
-        remove(self.files.work(number))
-        return version
 
 
 def _refuse_missing(todo: Plan, asked: Asked, method: str) -> None:
@@ -999,18 +829,6 @@ def _phases(
         client: [*([] if client in touched else kept.get(client, [])), todo.phase]
         for client in todo.federation.client_ids
     }
-
-
-def _measures(final: Final) -> dict[str, Any]:
-    return final.model_dump(exclude_none=True, exclude={"per_class"})
-
-
-def _facts(
-    final: Final, costs: Sequence[Cost], spent: Cost | None = None, **more: Any
-) -> dict[str, Any]:
-    """Return what the ledger tells of a version; ``spent`` is the cost of another try before."""
-    total = sum(costs, spent or Cost())
-    return {"measures": _measures(final), "rounds": len(costs), "cost": total.model_dump(), **more}
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
