@@ -11,114 +11,39 @@ import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from goldfish.data import TensorExamples
-from goldfish.errors import ConfigError, DataError, DivergenceError, QuorumError, StoreError
+from goldfish.errors import ConfigError, StoreError
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
-from goldfish.experiments.evidence import Outcome
 from goldfish.experiments.runner import recorded_phase
 from goldfish.experiments.scenario import Machine
-from goldfish.federation import InProcess
 from goldfish.files import make_folder, write_whole
 from goldfish.flower.submit import project_on_flower
-from goldfish.methods import (
-    METHODS,
-    Method,
-    Plan,
-    Trained,
-    deletion_kind,
-    method_named,
-    not_honoured,
-    notes_of,
-)
-from goldfish.methods.records import file
-from goldfish.methods.sisa import SisaSettings, place_of
-from goldfish.planning import EXACT, FAST, Advice, plan
+from goldfish.methods import METHODS, Trained
+from goldfish.planning import Advice, plan
 from goldfish.project import FILE, find_project
-from goldfish.project.asking import Asked, Registry, in_library, refuse_named
+from goldfish.project.asking import Registry, refuse_named
 from goldfish.project.folder import ProjectFolder, private, remove
-from goldfish.project.holdings import next_census
-from goldfish.project.ledger import (
-    PENDING,
-    TOLD,
-    Artefact,
-    Kind,
-    Ledger,
-    Request,
-    Version,
-)
-from goldfish.project.settings import AUTO, TEMPLATE, ProjectSettings
-from goldfish.project.traces import traces
-from goldfish.project.versions import Newest, Versions, facts_of, measures_of
-from goldfish.results import MARGINS, Cost, Part, Progress
+from goldfish.project.ledger import PENDING, TOLD, Artefact, Kind, Ledger, Request, Version
+from goldfish.project.settings import TEMPLATE, ProjectSettings
+from goldfish.project.unlearning_pass import UnlearningPass, requests_begun
+from goldfish.project.versions import Versions, facts_of
+from goldfish.results import Progress
 from goldfish.store import KeptHistory
-from goldfish.types import DeletionRequest, Federation, States
-from goldfish.unlearning.optimization import shard_numbers
-from goldfish.workflow import (
-    Work,
-    bind,
-    original_training,
-    own_training,
-    refuse_training,
-    trained_after,
-    training_plan,
-    unlearning_plan,
-)
+from goldfish.types import Federation
+from goldfish.workflow import Work, original_training, own_training, training_plan
 
 IN_PROCESS: EngineFactory = partial(in_process, remember=True)
 """The engine whose clients live in this process: they never train on removed samples again."""
-BEGUN = "pass.json"
-
-
-class _Pass(Part):
-    """The whole of ``pass.json``: what a version in the making is to honour, and how."""
-
-    method: str
-    auto: bool
-    """It is the fast method, and nobody asked for it by name."""
-    requests: list[str]
-    parent: int | None = None
-    """The version that it starts from; None in a pass of an earlier Goldfish."""
-    parent_sha256: str = ""
-    settings: str = ""
-    """A digest of the settings that it began with; empty in a pass of an earlier Goldfish."""
-    tried: dict[str, Any] | None = None
-    """What the fast method's model scored, where that was not good enough, or why it failed."""
-    spent: Cost = Cost()
-    """What the fast method cost then."""
-    sha256: str = ""
-    """Of the rest."""
-
-    remedy: ClassVar[str] = "Write it anew with 'rm -r {}; goldfish unlearn'."
-
-    def write(self, path: Path) -> None:
-        """Write it so that :meth:`begun` sees a change."""
-        write_whole(path, self._sealed().model_dump_json(exclude_unset=True))
-
-    @classmethod
-    def begun(cls, path: Path) -> Self:
-        """Read what was written."""
-        found = cls.read(path)
-        if found != found._sealed():
-            raise StoreError(
-                f"{path} was changed after it was written. Begin anew: delete {path.parent}, and "
-                "run 'goldfish unlearn'."
-            )
-        return found
-
-    def _sealed(self) -> Self:
-        rest = self.model_dump_json(exclude={"sha256"}, exclude_unset=True)
-        return self.model_copy(update={"sha256": hashlib.sha256(rest.encode()).hexdigest()})
 
 
 @dataclass(frozen=True)
@@ -418,7 +343,7 @@ class Project:
             if request.kind == "samples" and request.state != "withdrawn":
                 self._refuse_named(reason, self.ledger.content(request_id).ids)
             making = self.files.work(len(self.ledger.versions()) + 1)
-            if (making / BEGUN).exists() and request_id in _Pass.begun(making / BEGUN).requests:
+            if request_id in requests_begun(making):
                 remove(making)
             self.ledger.withdraw(request_id, reason)
             self.files.forget_class(request_id)
@@ -429,18 +354,19 @@ class Project:
 
         Times are those of a few measured steps, scaled by what the training took here.
         """
-        now = self._versions.newest(machine, IN_PROCESS)  # methods are rehearsed here
-        asked = self._ask(self.pending(), now)
+        newest = self._versions.newest(machine, IN_PROCESS)  # methods are rehearsed here
+        work = UnlearningPass(self.files, self.ledger, newest)
+        asked = work.ask(self.pending())
         tables = self.settings.tables
         advice = plan(
-            now.trained,
+            newest.trained,
             asked.requests,
             methods={n: self.settings.methods.get(n, {}) for n in methods or METHODS},
             rounds=tables.unlearning.rounds,
-            test=now.holdings.test.to(machine.device),
+            test=newest.holdings.test.to(machine.device),
             seconds_per_sample=self.seconds_per_sample(),
         )
-        shards = self._shards(now, asked.of_clients())
+        shards = work.shards(asked.of_clients())
         for request in self.ledger.requests("received"):
             self.ledger.move(request.id, "planned", advised=advice.method)
         return ProjectPlan(advice, shards, [a.path for a in self.ledger.artefacts("current")])
@@ -459,85 +385,10 @@ class Project:
             yield from self.hand_over("unlearn", machine, method or "")
             return
         with self.working():
-            now = self._versions.newest(machine, self.engine)
-            self._versions.purge_clients(now.trained.federation)
-            rounds = self.files.rounds(len(self.ledger.versions()) + 1)
-            found_to_do = self._begin(now, rounds.path, method)
-            if found_to_do is None:
-                remove(rounds.path)
-                return
-            begun, asked = found_to_do
-            scenario = now.holdings.scenario(
-                now.registry.gone, machine.device, asked.requests, asked.of_clients()
-            )
-            evaluator = Evaluator(scenario, machine.device)
-            before = evaluator.measure(now.trained.params, asked.requests)
-            images = evaluator.test_images().accuracy
-            base = max(before.accuracy, self._base_accuracy(now, images))
-            states = now.trained.states or {}
-            while True:
-                todo = self._todo(begun.method, now, asked, scenario.test)
-                way, own = METHODS[begun.method], self.settings.of_method(begun.method)
-                for request in begun.requests:
-                    self.ledger.advance(request, "running", method=begun.method)
-                try:
-                    _refuse_missing(todo, asked, begun.method)
-                    work = bind(way.unlearn, own)
-                    done = yield from recorded_phase(todo, work, rounds, evaluator, states)
-                    lost = _lost(todo, done, asked)
-                except (ConfigError, DataError, DivergenceError, QuorumError) as error:
-                    if not begun.auto:
-                        self.ledger.fail(begun.requests, str(error))
-                        remove(rounds.path)
-                        raise
-                    tried = {"failed": str(error)}
-                else:
-                    found = evaluator.measure(done.params, asked.requests)
-                    tried = measures_of(found)
-                    made = {"measures": tried, "before": measures_of(before)}
-                    known = traces({**made, "guarantee": way.guarantee})
-                    if not begun.auto or not (known or base - found.accuracy >= MARGINS.collapse):
-                        break
-                    tried |= {"traces": known} if known else {}
-                spent = sum((r.cost for r in rounds.load(todo.phase)[1]), Cost())
-                then = {"method": EXACT, "auto": False, "tried": tried, "spent": spent}
-                begun = begun.model_copy(update=then)
-                begun.write(rounds.path / BEGUN)
-            if way.guarantee == "exact":
-                base = found.accuracy
-            facts = facts_of(
-                found,
-                [record.cost for record in done.records],
-                begun.spent,
-                guarantee=way.guarantee,
-                notes=list(notes_of(way, todo, own)),
-                before=measures_of(before),
-                base={"accuracy": base, "images": images},
-                tried={FAST: begun.tried} if begun.tried else {},
-                settings={"rounds": todo.rounds, **own.model_dump(mode="json")},
-            )
-            failed = {r: lost[d] for r, d in asked.by_request.items() if d in lost}
-            honoured = [r for r in asked.by_request if r not in failed]
-            removed = asked.of_clients(honoured)
-            leaves = [d for d in todo.requests if deletion_kind(d) == "client"]
-            after = replace(
-                trained_after(todo, done.params, done.memo, []),
-                # What knew removed samples is not kept, and no client has them any more.
-                history={},
-                states=_free(done.states, states, way, removed),
-                honoured=[d for d in leaves if d not in lost],
-            )
-            if way.prepare is not None or self.settings.tables.training.shards > 1:
-                facts["shards"] = self._shards(now, removed)
-            if self.settings.on_flower:
-                facts["kept"] = _phases(now.version, todo, way, removed)
-            gone = {c: keys | removed.get(c, set()) for c, keys in now.registry.gone.items()}
-            parent = now.version.number
-            self._versions.publish(
-                after, begun.method, facts, gone, parent=parent, requests=honoured
-            )
-            for request, reason in failed.items():
-                self.ledger.fail([request], reason)
+            newest = self._versions.newest(machine, self.engine)
+            self._versions.purge_clients(newest.trained.federation)
+            work = UnlearningPass(self.files, self.ledger, newest, method, self.tell)
+            yield from work.run(machine.device)
 
     # What becomes of versions
 
@@ -622,213 +473,6 @@ class Project:
     def _refuse_named(self, reason: str, ids: Sequence[str]) -> None:
         if self.files.pinned().data is None:  # positions are no names: any number could be one
             refuse_named(reason, ids)
-
-    def _ask(self, requests: Sequence[Request], now: Newest, *, begun: bool = False) -> Asked:
-        if not requests:
-            raise ConfigError("No request waits: there is nothing to unlearn.")
-        contents = {request.id: self.ledger.content(request.id).ids for request in requests}
-        holdings = now.holdings
-        if holdings.elsewhere and not isinstance(now.trained.federation, InProcess):
-            asked = []
-            for r in requests:
-                keys = now.registry.keys(r.client, r.kind, contents[r.id], None)
-                asked.append(in_library(r, contents[r.id], keys))
-            holdings = next_census(holdings, now.trained.federation, asked)
-            known = holdings.classes
-            away = [
-                r
-                for r in requests
-                if r.kind == "class" and (r.client, int(contents[r.id][0])) not in known
-            ]
-            requests = [r for r in requests if r not in away]
-            if away and (begun or not requests):
-                raise QuorumError(
-                    f"{away[0].client} is not there, and it alone knows which of its samples "
-                    f"{away[0].id} names. Try again when it is back."
-                )
-            self.ledger.fail((r.id for r in away), "the client was not there")
-            for r in requests:
-                if r.kind == "class" and self.files.of_class(r.id) is None:
-                    self.files.keep_class(r.id, known[r.client, int(contents[r.id][0])])
-        seen = {r.id: self.files.of_class(r.id) or () for r in requests}
-        return now.registry.resolve(requests, contents, holdings, seen)
-
-    def _shards(self, now: Newest, removed: Mapping[str, set[str]]) -> dict[str, list[int]]:
-        """Return the shards of each client that hold what is removed; the first one is 1."""
-        tables, own, touched = self.settings.tables, now.trained.method, {}
-        for client, keys in removed.items():
-            ids = now.registry.manifest.clients[client]
-            shard = shard_numbers(client, ids, tables.training.shards, tables.seed)
-            if own is not None and isinstance(
-                division := self.settings.of_method(own), SisaSettings
-            ):
-                shard = {key: place_of(key, client, tables.seed, division)[0] for key in keys}
-            touched[client] = sorted({shard[key] + 1 for key in keys})
-        return touched
-
-    def _without_absent(self, asked: Asked, now: Newest, method: str | None) -> Asked:
-        """Leave the requests of clients that are not there open, and end those that are done.
-
-        A client that leaves need not be there, unless the method asks for its help.
-        """
-        for request in asked.done:
-            self.ledger.advance(request, "measured", note="there was nothing left of it")
-        if not asked.by_request:
-            return asked
-        needed = self._todo(self._way(asked, now, method), now, asked, now.holdings.test).askers
-        if self.settings.on_flower:
-            with self.ledger.together():
-                for request in asked.by_request:
-                    self.ledger.record(TOLD, {}, request)
-        absent = set(file(now.trained.federation, asked.requests, now.trained.honoured))
-        away = [
-            r
-            for r, own in asked.by_request.items()
-            if own.client_id in absent
-            and (deletion_kind(own) != "client" or own.client_id in needed)
-        ]
-        self.ledger.fail(away, "the client was not there")
-        left = {r: own for r, own in asked.by_request.items() if r not in away}
-        if not left:
-            raise QuorumError(
-                f"No client that asked is there ({', '.join(sorted(absent))}): the requests stay "
-                "open."
-            )
-        return replace(asked, by_request=left)
-
-    def _begin(self, now: Newest, folder: Path, method: str | None) -> tuple[_Pass, Asked] | None:
-        """Return the pass that was interrupted, or a new one, and what it is to honour.
-
-        One that started from another version, which was rejected since, or with other settings is
-        discarded; so is one without the requests for samples that are not in the data any more.
-        None: there is nothing left to do.
-        """
-        path, origin = folder / BEGUN, (now.version.number, now.version.sha256)
-        unlearning = self.settings.tables.unlearning
-        chosen = [unlearning.method, unlearning.rounds, self.settings.methods]
-        settings = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
-        begun = _Pass.begun(path) if path.exists() else None
-        if begun is not None and (begun.parent, begun.parent_sha256) != origin:
-            remove(folder)
-            begun = None
-        if begun is not None and begun.settings not in ("", settings):
-            self.tell("Settings were changed: the interrupted pass starts over.")
-            remove(folder)
-            begun = None
-        if begun is not None:
-            if method not in (None, begun.method):
-                raise ConfigError(
-                    f"{folder.name} is being made with {begun.method}. Go on without --method, or "
-                    f"delete {folder} to begin anew."
-                )
-            waiting = list(map(self.ledger.request, begun.requests))
-            try:
-                return begun, self._ask(waiting, now, begun=True)
-            except DataError:
-                if {request.id for request in self.pending()} <= set(begun.requests):
-                    raise
-            self._ask(self.pending(), now)  # it raises where newer requests do not name them either
-            self.tell("A newer request is for samples that were deleted: the pass starts over.")
-            remove(folder)
-        asked = self._without_absent(self._ask(self.pending(), now), now, method)
-        if not asked.by_request:
-            return None
-        name = self._way(asked, now, method)
-        begun = _Pass(
-            method=name,
-            auto=name == FAST and (method or unlearning.method) == AUTO,
-            requests=list(asked.by_request),
-            parent=now.version.number,
-            parent_sha256=now.version.sha256,
-            settings=settings,
-        )
-        # It raises before anything is noted.
-        _refuse_missing(self._todo(name, now, asked, now.holdings.test), asked, name)
-        begun.write(path)
-        return begun, asked
-
-    def _way(self, asked: Asked, now: Newest, method: str | None) -> str:
-        """Return the method to take; ``method`` is the one that was asked for by name."""
-        name = method or self.settings.tables.unlearning.method
-        if name != AUTO:
-            return name
-        leaves = any(deletion_kind(request) == "client" for request in asked.requests)
-        return now.trained.method or (EXACT if leaves or asked.missing else FAST)
-
-    def _todo(self, name: str, now: Newest, asked: Asked, test: TensorExamples) -> Plan:
-        """Return how a method makes the next version; raise where it cannot do what is asked."""
-        method, tables = method_named(name), self.settings.tables
-        own = self.settings.of_method(name)
-        refuse_training(now.trained, method, own)
-        return unlearning_plan(
-            now.trained,
-            asked.requests,
-            method,
-            own,
-            training=tables.training,
-            rounds=tables.unlearning.rounds or tables.training.rounds,
-            seed=tables.seed + now.version.number,  # each version has draws of its own
-            test=test,
-        )
-
-    def _base_accuracy(self, now: Newest, images: int) -> float:
-        """Return the accuracy of the last version that was trained, and not repaired.
-
-        It is 0 where another number of test images stood behind it: those of other classes.
-        """
-        version, versions = now.version, {found.number: found for found in self.ledger.versions()}
-        while "base" not in version.facts and version.facts.get("guarantee", "exact") != "exact":
-            version = versions[version.parent or 1]
-        measures = version.facts["measures"]
-        behind = 0 if "removed_class_accuracy" in measures else len(now.holdings.test)
-        base = {"accuracy": measures["accuracy"], "images": behind, **version.facts.get("base", {})}
-        return float(base["accuracy"]) if base["images"] == images else 0.0
-
-
-def _refuse_missing(todo: Plan, asked: Asked, method: str) -> None:
-    """Raise where a method needs samples that are not in the data any more."""
-    if asked.missing and todo.askers:
-        raise ConfigError(
-            f"{asked.missing} of the samples that are to be forgotten are not in the data any "
-            f"more, and {method} must show them to the old model once more. Use a method that "
-            "starts anew: --method retrain."
-        )
-
-
-def _lost(todo: Plan, done: Outcome, asked: Asked) -> dict[DeletionRequest, str]:
-    """Return the requests that a finished pass does not honour, and why; raise if none is."""
-    absences = [record.absent for record in done.records]
-    lost = {left.request: left.reason for left in not_honoured(todo, absences, done.params)}
-    if lost.keys() >= set(asked.requests):
-        raise QuorumError(
-            f"No request was honoured ({next(iter(lost.values()))}). They stay open, and the "
-            "newest model is the one of before."
-        )
-    return lost
-
-
-def _free(
-    states: States, before: States, way: Method[Any], touched: Mapping[str, object]
-) -> States:
-    """Return what clients keep for a new version: nothing that knows removed samples.
-
-    Where shards were trained alone, those of clients that lost nothing are as they were.
-    """
-    if way.prepare is None:
-        return states
-    others = {c: dict(kept) for c, kept in before.items() if c not in touched}
-    return {**others, **{c: {**others.get(c, {}), **kept} for c, kept in states.items()}}
-
-
-def _phases(
-    before: Version, todo: Plan, way: Method[Any], touched: Mapping[str, object]
-) -> dict[str, list[str]]:
-    """Return the phases of which each client may keep shard models: as :func:`_free`."""
-    kept: Mapping[str, list[str]] = before.facts.get("kept", {}) if way.prepare is not None else {}
-    return {
-        client: [*([] if client in touched else kept.get(client, [])), todo.phase]
-        for client in todo.federation.client_ids
-    }
 
 
 def _read_state(path: Path) -> Mapping[str, Any]:
