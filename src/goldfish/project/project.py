@@ -221,6 +221,10 @@ class Project:
         """Return a model version, once its file is seen to be the one that was written."""
         return self._versions.load(version, federation)
 
+    def written(self, version: Version) -> Path:
+        """Return the model file of a version, once it is seen to be the one that was written."""
+        return self._versions.written(version)
+
     def samples(self, machine: Machine) -> dict[str, list[str]]:
         """Return the ids of the samples that each client has, less those that are removed.
 
@@ -447,10 +451,6 @@ class Project:
         """Return how long a sample took in the first version that was trained here."""
         costs = (version.facts["cost"] for version in self.ledger.versions())
         return next((cost["seconds"] / cost["samples"] for cost in costs if cost["samples"]), None)
-
-    def written(self, version: Version) -> Path:
-        """Return the model file of a version, once it is seen to be the one that was written."""
-        return self._versions.written(version)
 
     def hand_over(self, command: str, machine: Machine, what: str = "") -> Iterator[Progress]:
         """Let a server app, which can reach the clients, carry a command out."""
