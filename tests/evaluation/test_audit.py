@@ -148,7 +148,7 @@ def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
     ],
 )
 def test_half_of_a_small_memory_of_origin_counts(memory: float, origin: float, word: str) -> None:
-    """Where origin remembers by 0.08, 0.04 is a memory, and what shows none shows that none is left.
+    """Where origin remembers by 0.08, 0.04 is a memory; a model that shows none is let go.
 
     Eight numbers a side, +-0.01 around their mean: half of an interval is 0.0159, a tenth of that
     above. Origin's 0.08 is beyond it and above 0.05: origin remembers, and half of that is 0.04. An

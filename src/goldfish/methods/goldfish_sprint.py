@@ -80,7 +80,7 @@ class GoldfishSprintSettings(Settings):
     sprint_gain: Positive = 1.0
     """How far the model goes along the mean change of the askers: above 1 makes up for the mean,
     in which each of several askers' own unteaching counts only in part."""
-    anneal_step: Positive = 1.0
+    anneal_step: Positive = 0.75
     """Step size of the first of these rounds, as such a share; a cosine brings it to 0."""
     removed_weight: NonNegative = 0.7
     """Weight of the removed data's part in the hard loss, equation (1)."""
