@@ -328,3 +328,33 @@ def test_what_is_refused() -> None:
         epsilon(torch.zeros(4), torch.zeros(3, 4))
     with pytest.raises(DivergenceError, match="oracle models are not finite"):
         shifts(torch.zeros(3, 4), torch.full((3, 4), torch.nan))
+
+
+def test_that_removed_samples_are_harder_than_unseen_ones_is_no_memory() -> None:
+    """A model of another kind has 0.7 times the oracles' margins: easy samples lose more.
+
+    Removed samples are harder than unseen ones: 0.5 lower, for oracles too. So they lose 0.3 * 0.5
+    less, which looks like a memory beside all unseen samples of their classes. Beside those that
+    are as hard they do not stand out.
+    """
+    count, unseen = 2000, 10000
+    ease = 6 + 2 * torch.randn(count + unseen, generator=torch.Generator().manual_seed(0))
+    ease[:count] -= 0.5
+
+    def models(number: int, seed: int, slope: float) -> list[Measured]:
+        generator = torch.Generator().manual_seed(seed)
+        found: list[Measured] = []
+        for _ in range(number):
+            own = ease - slope * ease + torch.randn(count + unseen, generator=generator)
+            found.append(Measured(own[:count], own[count:], 98.0 + 0.3 * len(found)))
+        return found
+
+    labels = torch.arange(unseen) % 10
+    oracles = models(16, 1, 0.0)
+    found = audit_verdict(models(16, 2, 0.3), oracles, labels[:count], labels, models(16, 3, 0.0))
+    assert found.word == "different"
+    assert found.memory is not None
+    assert abs(found.memory.value) < 0.05
+    many = torch.arange(unseen) % 500  # so many classes that each is one stratum
+    misled = audit_verdict(models(16, 2, 0.3), oracles, many[:count], many, models(16, 3, 0.0))
+    assert misled.word == "remembers"

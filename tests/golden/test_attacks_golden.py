@@ -22,10 +22,12 @@ from goldfish.evaluation.audit import (
     Shifted,
     Shifts,
     band,
-    class_weights,
     difference,
     effective,
+    in_strata,
     shifts,
+    stratum_edges,
+    stratum_weights,
 )
 from goldfish.evaluation.harm import harm
 
@@ -235,7 +237,37 @@ def test_how_many_equal_samples_weighed_ones_are_worth() -> None:
     assert effective(torch.full((5,), 0.1)) == pytest.approx(5)
 
 
-def test_class_weights() -> None:
-    """Removed 0, 0, 1; unseen 0, 1, 1, 2: class 0 has 2 for 1 sample, class 1 has 1 for 2."""
-    found = class_weights(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1, 2]))
+def test_strata() -> None:
+    """Two classes. Class 0 has 60 unseen samples, 0 to 59: three strata, of at least 20 each.
+
+    Their ends are the quantiles 1/3 and 2/3 of 0 to 59: 59/3 and 118/3. Class 1 has 39: one
+    stratum, without ends. Strata of class 0 are 0, 1 and 2, that of class 1 is 5, as there may be
+    five of each. A removed sample is in that where its margin lies, also beyond all unseen ones.
+    """
+    labels = torch.cat([torch.zeros(60), torch.ones(39)]).long()
+    edges = stratum_edges(labels, torch.cat([torch.arange(60), torch.arange(39)]), 3)
+    assert [pytest.approx(own) for own in edges] == [[59 / 3, 118 / 3], [], []]
+    found = in_strata(
+        torch.tensor([0, 0, 0, 0, 1, 2]), torch.tensor([-5.0, 20, 40, 99, 20, 0]), edges
+    )
+    assert found.tolist() == [0, 1, 2, 2, 5, 10]
+
+
+def test_strata_of_margins_that_are_alike() -> None:
+    """Eighty of a hundred samples share the highest margin: no stratum is without unseen samples.
+
+    The quantiles 1/5 to 4/5 are that margin or close below it: where they are it, they end nothing.
+    """
+    ease = torch.cat([torch.arange(20), torch.full((80,), 50.0)])
+    labels = torch.zeros(100).long()
+    edges = stratum_edges(labels, ease, 1)
+    assert len(edges[0]) == 1
+    assert edges[0][0] < 50
+    strata = in_strata(labels, ease, edges)
+    assert strata.bincount().tolist() == [20, 80]
+
+
+def test_stratum_weights() -> None:
+    """Removed in strata 0, 0, 5; unseen in 0, 5, 5, 10: 0 has 2 for 1 sample, 5 has 1 for 2."""
+    found = stratum_weights(torch.tensor([0, 0, 5]), torch.tensor([0, 5, 5, 10]))
     assert found.tolist() == [2, 0.5, 0.5, 0]

@@ -51,6 +51,10 @@ AS_SURE = 6.0
 that it never saw: by up to so many times as much. Retrained models that were trained shorter than
 oracles were measured to show up to 3.2 times as much (docs/audit.md)."""
 
+STRATA, IN_STRATUM = 5, 20
+"""Unseen samples of a class are divided by how hard they are, into at most so many strata of at
+least so many samples."""
+
 ACCURACY_MARGIN = 1.0
 """Points of accuracy that may be lost before a model counts as damaged."""
 
@@ -134,7 +138,7 @@ def shifts(
     oracles; an oracle is compared with the mean of the others. A few oracles give a poor variance
     for one sample, so it is taken half from that sample and half from the mean over all samples;
     for an oracle's squares, which it would make smaller itself, from the others alone.
-    ``weights`` weigh the samples, such as classes of unseen samples in the proportions of the
+    ``weights`` weigh the samples, such as strata of unseen samples in the proportions of the
     removed ones. ``usual`` is that mean where there are more samples than these, elsewhere.
     """
     unlearned, oracles = checked_sides(unlearned, oracles, least=1)
@@ -171,21 +175,47 @@ def comparable(removed_labels: Tensor, unseen_labels: Tensor, gone: Sequence[int
     return torch.isin(removed_labels, unseen_labels) | of_classes(removed_labels, gone)
 
 
-def class_weights(
-    removed_labels: Tensor, unseen_labels: Tensor, gone: Sequence[int] = ()
-) -> Tensor:
-    """Weigh unseen samples so that each class has the weight it has among the removed ones.
+def stratum_edges(labels: Tensor, ease: Tensor, classes: int) -> list[list[float]]:
+    """Return where the strata of each class end: quantiles of how easy its unseen samples are.
+
+    The ease of a sample is the mean of its margin over the oracles, which never saw it.
+    """
+    edges: list[list[float]] = []
+    for label in range(classes):
+        own = ease[labels == label].double()
+        parts = min(STRATA, len(own) // IN_STRATUM)
+        if parts < 2:
+            edges.append([])
+            continue
+        between = own.quantile(torch.arange(1, parts, dtype=torch.float64) / parts)
+        edges.append(between[between < own.max()].unique().tolist())
+    return edges
+
+
+def in_strata(labels: Tensor, ease: Tensor, edges: Sequence[Sequence[float]]) -> Tensor:
+    """Return the number of each sample's stratum: :data:`STRATA` for each class, in order."""
+    found = labels * STRATA
+    for label, own in enumerate(edges):
+        if own:
+            there = labels == label
+            ends = torch.tensor(own, dtype=torch.float64)
+            found[there] += torch.bucketize(ease[there].double(), ends)
+    return found
+
+
+def stratum_weights(removed: Tensor, unseen: Tensor, gone: Sequence[int] = ()) -> Tensor:
+    """Weigh unseen samples so that each stratum has the weight it has among the removed ones.
 
     Those of classes that are ``gone`` weigh nothing. Where all removed samples are of such classes,
     all others weigh the same.
     """
-    rest = removed_labels[~of_classes(removed_labels, gone)]
+    rest = removed[~of_classes(removed // STRATA, gone)]
     if not len(rest):
-        return (~of_classes(unseen_labels, gone)).double()
-    classes = int(max(rest.max(), unseen_labels.max())) + 1
-    wanted = torch.bincount(rest, minlength=classes).double()
-    present = torch.bincount(unseen_labels, minlength=classes).double()
-    weights: Tensor = (wanted / present.clamp_min(1))[unseen_labels]
+        return (~of_classes(unseen // STRATA, gone)).double()
+    strata = int(max(rest.max(), unseen.max())) + 1
+    wanted = torch.bincount(rest, minlength=strata).double()
+    present = torch.bincount(unseen, minlength=strata).double()
+    weights: Tensor = (wanted / present.clamp_min(1))[unseen]
     return weights
 
 
@@ -205,8 +235,9 @@ def audit_verdict(
     """Say in words how models that unlearned compare with oracles.
 
     What removed samples show is told apart from what all samples show: only a shift of their
-    margins beyond that of unseen samples of the same classes is a memory, or the trace of too much
-    forgetting. A model that is a little less sure of everything is *different*.
+    margins beyond that of unseen samples of the same classes, as hard for the oracles, is a memory,
+    or the trace of too much forgetting. A model that is a little less sure of everything is
+    *different*. It is that most of hard samples, and those of a test set may be harder or easier.
 
     ``gone`` are the classes of which no sample remains. Of these, oracles know unseen samples as
     little as removed ones, and a model that still knows the class knows both: all of the shift on
@@ -226,7 +257,12 @@ def audit_verdict(
     if not bool(known.any()):
         return AuditVerdict(word="not enough evidence", sentence=NOTHING_UNSEEN)
     removed_labels = removed_labels[known]
-    weights = class_weights(removed_labels, unseen_labels, gone)
+    ease = torch.stack([oracle.unseen for oracle in oracles]).mean(dim=0)
+    of_removed = torch.stack([oracle.removed[known] for oracle in oracles]).mean(dim=0)
+    classes = 1 + int(max(removed_labels.max(), unseen_labels.max()))
+    edges = stratum_edges(unseen_labels, ease, classes)
+    strata = in_strata(removed_labels, of_removed, edges)
+    weights = stratum_weights(strata, in_strata(unseen_labels, ease, edges), gone)
     kept = kept_share(removed_labels, gone)
 
     def compared(models: Sequence[Measured]) -> Shifted:
@@ -257,7 +293,7 @@ class Shifted:
     removed: tuple[Shifts, Shifts]
     """On removed samples: of the models, and of the oracles."""
     unseen: tuple[Shifts, Shifts]
-    """On unseen samples, weighed by class as the removed ones."""
+    """On unseen samples, weighed by stratum as the removed ones."""
     samples: tuple[float, float]
     """How many removed and unseen samples these are."""
     kept: float = 1.0

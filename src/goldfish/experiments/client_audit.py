@@ -18,12 +18,14 @@ from goldfish.evaluation.audit import (
     Shifted,
     Shifts,
     band,
-    class_weights,
     comparable,
     difference,
     effective,
+    in_strata,
     kept_share,
     shifts,
+    stratum_edges,
+    stratum_weights,
     verdict_on,
 )
 from goldfish.evaluation.harm import with_places
@@ -68,7 +70,11 @@ def audit_by_clients(
         else:
             quick[name] = witnesses.look(name, params, unseen[name], labels)
     yield Progress(phase=LOOKS, round=len(own) + amount, rounds=len(own) + amount)
-    told = witnesses.shifts() if oracles else {}
+    if oracles:
+        of_oracles = torch.stack([unseen[name] for name in oracles])
+        ease = of_oracles.mean(dim=0)
+        edges = stratum_edges(labels, ease, scenario.num_classes)
+        told, strata = witnesses.shifts(edges)
     removed = witnesses.labels
     found = Audit(
         tier=tier,
@@ -88,8 +94,7 @@ def audit_by_clients(
             word="not enough evidence", sentence=NOTHING_UNSEEN if len(removed) else untold
         )
         return found.model_copy(update={"methods": dict.fromkeys(own, nothing)})
-    weights = class_weights(removed, labels, gone)
-    of_oracles = torch.stack([unseen[name] for name in oracles])
+    weights = stratum_weights(strata, in_strata(labels, ease, edges), gone)
 
     def told_of(*names: str) -> Shifts:
         return Shifts(*torch.tensor([told[name] for name in names], dtype=torch.float64).T)
