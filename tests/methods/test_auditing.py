@@ -252,7 +252,10 @@ def test_numbers_that_make_no_sense_are_not_added_up(
     clients = make_clients()
     federation = InProcess(clients, small_net, threads=1, remember=False)
     everybody = federation.run
-    wrong = {"client-1": {"rate": float("nan")}, "client-2": {"removed": 7.0}}
+    wrong: dict[str, dict[str, float]] = {
+        "client-1": {"rate": float("nan")},
+        "client-2": {"removed": 7.0},
+    }
 
     def lies(tasks: Sequence[Task[Any]]) -> RoundReplies:
         updates = [
@@ -269,3 +272,9 @@ def test_numbers_that_make_no_sense_are_not_added_up(
         "client-1 is left out",
         "client-2 is left out",
     ]
+    for name in ORACLES:
+        witnesses.look_at_oracle(name, nets[name])
+    wrong["client-3"] = {"in stratum 0": 7.0}
+    witnesses.shifts([[]] * 3)
+    assert not witnesses.removed
+    assert witnesses.notes[-1] == "client-3 is left out: what it tells makes no sense"

@@ -248,10 +248,8 @@ class Witnesses:
             name: (self._mean(told, name), self._mean(told, _squared(name)))
             for name in (*self._models, *self._oracles)
         }
-        counts = [
-            sum(int(own.get(_stratum(place), 0)) for own in told.values())
-            for place in range(STRATA * self._num_classes)
-        ]
+        strata = map(_stratum, range(STRATA * self._num_classes))
+        counts = [sum(int(own.get(name, 0)) for own in told.values()) for name in strata]
         return means, torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
     def _mean(self, told: Mapping[str, Mapping[str, float]], name: str) -> float:
@@ -279,14 +277,22 @@ class Witnesses:
         told = {update.client_id: update.metrics for update in replies.updates}
         lost = {failure.client_id: failure.cause for failure in replies.failures}
         for client_id, own in list(told.items()):
-            by_class = sum(own.get(class_count(n), 0.0) for n in range(self._num_classes))
-            if not all(map(math.isfinite, own.values())) or own.get("removed", 0.0) != by_class:
+            if not all(map(math.isfinite, own.values())) or not self._adds_up(client_id, own):
                 lost[client_id] = "what it tells makes no sense"
                 del told[client_id]
         for client_id, cause in lost.items():
             self._there.remove(client_id)
             self.notes.append(f"{client_id} is left out: {cause}")
         return told
+
+    def _adds_up(self, client_id: str, own: Mapping[str, float]) -> bool:
+        """Tell whether counts by class or by stratum are those of the client's removed samples."""
+        by_class = sum(own.get(class_count(n), 0.0) for n in range(self._num_classes))
+        strata = map(_stratum, range(STRATA * self._num_classes))
+        told = [own[name] for name in strata if name in own]
+        if told and sum(told) != self._first[client_id]["removed"]:
+            return False
+        return own.get("removed", 0.0) == by_class
 
     def _note_silence(self) -> None:
         """Say of which samples nobody tells."""
