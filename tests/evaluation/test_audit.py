@@ -95,7 +95,7 @@ def test_retrained_models_are_hardly_ever_accused(
         (-1.0, 0.2, "different", "About 21 unlearned models"),
         (-1.0, 0.12, "different", "Even origin"),
         (-1.0, 0.12, "different", "About 57 unlearned models"),
-        (-1.0, 0.05, "different", "more removed samples may show it"),
+        (-1.0, 0.04, "different", "more removed samples may show it"),
         (-1.0, -0.12, "different", "more models would not change that"),
         (+1.0, 0.4, "different", "Removed samples do not stand out."),
         (-0.2, 0.4, "indistinguishable", "within the noise of 8 oracles"),
@@ -112,8 +112,8 @@ def test_what_all_samples_show_is_told_where_a_memory_cannot_be_seen(
     half of an interval is 0.1591. So the shift of all samples, -1, has the interval -1.16 to -0.84;
     that of -0.2 is beyond its interval, and too small to count. Of an origin of 0.2 half is 0.1,
     which 8 * (0.1591 / 0.1)^2 = 20.3 models would show; of 0.12 half is 0.06, and
-    8 * (0.1591 / 0.06)^2 = 56.3 would. Half of 0.05 is no memory; the truth may be up to
-    0.05 + 0.16, so that more models may show one. For an origin of -0.12 it is at most 0.04, which
+    8 * (0.1591 / 0.06)^2 = 56.3 would. 0.04 is no memory; the truth may be up to
+    0.04 + 0.16, so that more models may show one. For an origin of -0.12 it is at most 0.04, which
     is none.
     """
     spread = torch.tensor([-0.1, 0.1] * 4, dtype=torch.float64)
@@ -358,3 +358,34 @@ def test_that_removed_samples_are_harder_than_unseen_ones_is_no_memory() -> None
     many = torch.arange(unseen) % 500  # so many classes that each is one stratum
     misled = audit_verdict(models(16, 2, 0.3), oracles, many[:count], many, models(16, 3, 0.0))
     assert misled.word == "remembers"
+
+
+@pytest.mark.parametrize("away", [-4.0, 4.0])
+def test_retrained_models_do_not_stand_out_where_removed_samples_are_much_harder(
+    away: float,
+) -> None:
+    """Removed samples are harder, or easier, by two standard deviations of how hard samples are.
+
+    Beside unseen samples that are as hard for the oracles, whose mean is subtracted, retrained
+    models would lie above or below them by chance.
+    """
+    count, unseen = 1000, 5000
+    ease = 6 + 2 * torch.randn(count + unseen, generator=torch.Generator().manual_seed(0))
+    ease[:count] += away
+
+    def models(number: int, seed: int, knows: float = 0.0) -> list[Measured]:
+        generator = torch.Generator().manual_seed(seed)
+        found: list[Measured] = []
+        for _ in range(number):
+            own = ease + torch.randn(count + unseen, generator=generator)
+            found.append(Measured(own[:count] + knows, own[count:], 98.0 + 0.1 * len(found)))
+        return found
+
+    labels = torch.arange(unseen) % 10
+    origins = models(8, 99, 0.3)
+    for seed in range(1, 11, 2):
+        oracles = models(8, seed)
+        found = audit_verdict(models(8, seed + 1), oracles, labels[:count], labels, origins)
+        assert found.word == "indistinguishable"
+        kept = audit_verdict(origins, oracles, labels[:count], labels, origins)
+        assert kept.word == "remembers"

@@ -24,10 +24,9 @@ from goldfish.evaluation.audit import (
     band,
     difference,
     effective,
+    group_weights,
     in_strata,
     shifts,
-    stratum_edges,
-    stratum_weights,
 )
 from goldfish.evaluation.harm import harm
 
@@ -240,34 +239,34 @@ def test_how_many_equal_samples_weighed_ones_are_worth() -> None:
 def test_strata() -> None:
     """Two classes. Class 0 has 60 unseen samples, 0 to 59: three strata, of at least 20 each.
 
-    Their ends are the quantiles 1/3 and 2/3 of 0 to 59: 59/3 and 118/3. Class 1 has 39: one
-    stratum, without ends. Strata of class 0 are 0, 1 and 2, that of class 1 is 5, as there may be
-    five of each. A removed sample is in that where its margin lies, also beyond all unseen ones.
+    Their ends are the lower quantiles 1/3 and 2/3 of 0 to 59: the samples at 59/3 and 118/3,
+    rounded down, 19 and 39. Class 1 has 39: one stratum. Strata of class 0 are 0, 1 and 2, that of
+    class 1 is 5, as there may be five of each; class 2 has no unseen sample. A removed sample is in
+    that where its mean margin lies, also beyond all unseen ones.
     """
-    labels = torch.cat([torch.zeros(60), torch.ones(39)]).long()
-    edges = stratum_edges(labels, torch.cat([torch.arange(60), torch.arange(39)]), 3)
-    assert [pytest.approx(own) for own in edges] == [[59 / 3, 118 / 3], [], []]
-    found = in_strata(
-        torch.tensor([0, 0, 0, 0, 1, 2]), torch.tensor([-5.0, 20, 40, 99, 20, 0]), edges
+    unseen = torch.cat([torch.zeros(60), torch.ones(39)]).long()
+    removed = torch.tensor([0, 0, 0, 0, 0, 1, 2])
+    ease = torch.cat(
+        [torch.tensor([-5.0, 19, 20, 40, 99, 20, 0]), torch.arange(60), torch.arange(39)]
     )
-    assert found.tolist() == [0, 1, 2, 2, 5, 10]
+    found = in_strata(torch.cat([removed, unseen]), ease, unseen)
+    assert found[:7].tolist() == [0, 0, 1, 2, 2, 5, 10]
+    assert found[7:].bincount().tolist() == [20, 20, 20, 0, 0, 39]
 
 
 def test_strata_of_margins_that_are_alike() -> None:
-    """Eighty of a hundred samples share the highest margin: no stratum is without unseen samples.
+    """Forty samples share the lowest margin, 0, the others have 10 to 69: no stratum is empty.
 
-    The quantiles 1/5 to 4/5 are that margin or close below it: where they are it, they end nothing.
+    The lower quantiles 1/5 to 4/5 of 100 samples are those at 19, 39, 59 and 79: 0, 0, 29 and 49. A
+    removed sample at 5 is with those up to 29.
     """
-    ease = torch.cat([torch.arange(20), torch.full((80,), 50.0)])
-    labels = torch.zeros(100).long()
-    edges = stratum_edges(labels, ease, 1)
-    assert len(edges[0]) == 1
-    assert edges[0][0] < 50
-    strata = in_strata(labels, ease, edges)
-    assert strata.bincount().tolist() == [20, 80]
+    ease = torch.cat([torch.tensor([5.0]), torch.zeros(40), torch.arange(10.0, 70)])
+    found = in_strata(torch.zeros(101).long(), ease, torch.zeros(100).long())
+    assert found[0] == 1
+    assert found[1:].bincount().tolist() == [40, 20, 20, 20]
 
 
-def test_stratum_weights() -> None:
-    """Removed in strata 0, 0, 5; unseen in 0, 5, 5, 10: 0 has 2 for 1 sample, 5 has 1 for 2."""
-    found = stratum_weights(torch.tensor([0, 0, 5]), torch.tensor([0, 5, 5, 10]))
+def test_group_weights() -> None:
+    """Removed in 0, 0, 1; unseen in 0, 1, 1, 2: group 0 has 2 for 1 sample, group 1 has 1 for 2."""
+    found = group_weights(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1, 2]))
     assert found.tolist() == [2, 0.5, 0.5, 0]

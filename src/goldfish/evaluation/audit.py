@@ -28,8 +28,8 @@ LEAST_ORACLES = 4
 """With fewer oracles there is no noise to compare with."""
 
 MEMORY_SHIFT = 0.05
-"""A smaller mean shift on removed samples, in standard deviations between oracles, is none; nor is
-one below the share of origin's memory that must be visible, where that is less."""
+"""A smaller mean shift on removed samples, in standard deviations between oracles, is none. Where
+origin has a memory, and the share of it that must be visible is less, that is the limit."""
 
 GENERAL_SHIFT = 0.25
 """The same on all samples."""
@@ -175,46 +175,36 @@ def comparable(removed_labels: Tensor, unseen_labels: Tensor, gone: Sequence[int
     return torch.isin(removed_labels, unseen_labels) | of_classes(removed_labels, gone)
 
 
-def stratum_edges(labels: Tensor, ease: Tensor, classes: int) -> list[list[float]]:
-    """Return where the strata of each class end: quantiles of how easy its unseen samples are.
+def in_strata(labels: Tensor, ease: Tensor, unseen: Tensor) -> Tensor:
+    """Return the number of each sample's stratum: :data:`STRATA` for each class, in order.
 
-    The ease of a sample is the mean of its margin over the oracles, which never saw it.
+    Strata end at quantiles of how easy the unseen samples of a class are, which come last.
     """
-    edges: list[list[float]] = []
-    for label in range(classes):
-        own = ease[labels == label].double()
+    found = labels * STRATA
+    for label in labels.unique().tolist():
+        own = ease[len(labels) - len(unseen) :][unseen == label].double()
         parts = min(STRATA, len(own) // IN_STRATUM)
         if parts < 2:
-            edges.append([])
             continue
-        between = own.quantile(torch.arange(1, parts, dtype=torch.float64) / parts)
-        edges.append(between[between < own.max()].unique().tolist())
-    return edges
-
-
-def in_strata(labels: Tensor, ease: Tensor, edges: Sequence[Sequence[float]]) -> Tensor:
-    """Return the number of each sample's stratum: :data:`STRATA` for each class, in order."""
-    found = labels * STRATA
-    for label, own in enumerate(edges):
-        if own:
-            there = labels == label
-            ends = torch.tensor(own, dtype=torch.float64)
-            found[there] += torch.bucketize(ease[there].double(), ends)
+        places = torch.arange(1, parts, dtype=torch.float64) / parts
+        ends = own.quantile(places, interpolation="lower")
+        there = labels == label
+        found[there] += torch.bucketize(ease[there].double(), ends[ends < own.max()].unique())
     return found
 
 
-def stratum_weights(removed: Tensor, unseen: Tensor, gone: Sequence[int] = ()) -> Tensor:
-    """Weigh unseen samples so that each stratum has the weight it has among the removed ones.
+def group_weights(removed: Tensor, unseen: Tensor, gone: Sequence[int] = ()) -> Tensor:
+    """Weigh unseen samples so that each group has the weight that it has among the removed ones.
 
-    Those of classes that are ``gone`` weigh nothing. Where all removed samples are of such classes,
-    all others weigh the same.
+    A group is a class, or a stratum of one. Those that are ``gone`` weigh nothing. Where all
+    removed samples are of such groups, all others weigh the same.
     """
-    rest = removed[~of_classes(removed // STRATA, gone)]
+    rest = removed[~of_classes(removed, gone)]
     if not len(rest):
-        return (~of_classes(unseen // STRATA, gone)).double()
-    strata = int(max(rest.max(), unseen.max())) + 1
-    wanted = torch.bincount(rest, minlength=strata).double()
-    present = torch.bincount(unseen, minlength=strata).double()
+        return (~of_classes(unseen, gone)).double()
+    groups = int(max(rest.max(), unseen.max())) + 1
+    wanted = torch.bincount(rest, minlength=groups).double()
+    present = torch.bincount(unseen, minlength=groups).double()
     weights: Tensor = (wanted / present.clamp_min(1))[unseen]
     return weights
 
@@ -235,9 +225,11 @@ def audit_verdict(
     """Say in words how models that unlearned compare with oracles.
 
     What removed samples show is told apart from what all samples show: only a shift of their
-    margins beyond that of unseen samples of the same classes, as hard for the oracles, is a memory,
-    or the trace of too much forgetting. A model that is a little less sure of everything is
-    *different*. It is that most of hard samples, and those of a test set may be harder or easier.
+    margins beyond that of unseen samples of the same classes that are as hard is a memory, or the
+    trace of too much forgetting. A model that is a little less sure of everything is *different*.
+    Such a model loses most on easy samples; removed samples may be harder or easier than those of a
+    test set. How hard a sample is says the mean of its margin over all models that are compared:
+    over oracles alone it would be low by chance where their own mean, which is subtracted, is low.
 
     ``gone`` are the classes of which no sample remains. Of these, oracles know unseen samples as
     little as removed ones, and a model that still knows the class knows both: all of the shift on
@@ -257,19 +249,22 @@ def audit_verdict(
     if not bool(known.any()):
         return AuditVerdict(word="not enough evidence", sentence=NOTHING_UNSEEN)
     removed_labels = removed_labels[known]
-    ease = torch.stack([oracle.unseen for oracle in oracles]).mean(dim=0)
-    of_removed = torch.stack([oracle.removed[known] for oracle in oracles]).mean(dim=0)
-    classes = 1 + int(max(removed_labels.max(), unseen_labels.max()))
-    edges = stratum_edges(unseen_labels, ease, classes)
-    strata = in_strata(removed_labels, of_removed, edges)
-    weights = stratum_weights(strata, in_strata(unseen_labels, ease, edges), gone)
     kept = kept_share(removed_labels, gone)
+
+    labels = torch.cat([removed_labels, unseen_labels])
+    gone_strata = [
+        number for label in gone for number in range(label * STRATA, (label + 1) * STRATA)
+    ]
 
     def compared(models: Sequence[Measured]) -> Shifted:
         removed = [
             torch.stack([model.removed[known] for model in side]) for side in (models, oracles)
         ]
         unseen = [torch.stack([model.unseen for model in side]) for side in (models, oracles)]
+        ease = torch.cat([torch.cat(side).double().mean(dim=0) for side in (removed, unseen)])
+        strata = in_strata(labels, ease, unseen_labels)
+        of_removed, of_unseen = strata.split([len(removed_labels), len(unseen_labels)])
+        weights = group_weights(of_removed, of_unseen, gone_strata)
         return Shifted(
             shifts(removed[0], removed[1]),
             shifts(unseen[0], unseen[1], weights),
@@ -413,7 +408,12 @@ def _judged(
         )
     if unjudged:
         return "not enough evidence", unjudged
-    return "indistinguishable", f"Indistinguishable from retraining within {noise}."
+    alike = f"Indistinguishable from retraining within {noise}"
+    if memory.beyond_chance:
+        return "indistinguishable", (
+            f"{alike}, but for {told} on {what}: less than counts ({least:.2f})."
+        )
+    return "indistinguishable", f"{alike}."
 
 
 def _less_sure(memory: Difference, general: Difference) -> bool:
@@ -441,7 +441,7 @@ def _unjudged(memory: Difference, before: Difference | None, share: float) -> st
         )
         if before.high < MEMORY_SHIFT:
             return f"{told} There is hardly anything to forget: more models would not change that."
-        if visible < MEMORY_SHIFT and memory.unlearned > 1:
+        if before.value < MEMORY_SHIFT and memory.unlearned > 1:
             return f"{told} More models or more removed samples may show it."
     elif memory.half > visible:
         told = (

@@ -21,11 +21,9 @@ from goldfish.evaluation.audit import (
     comparable,
     difference,
     effective,
-    in_strata,
+    group_weights,
     kept_share,
     shifts,
-    stratum_edges,
-    stratum_weights,
     verdict_on,
 )
 from goldfish.evaluation.harm import with_places
@@ -39,7 +37,7 @@ LOOKS = "clients look"
 ONE_MODEL = (
     "Only the clients have the removed samples, and they do not train on them again: each method "
     "has the one model of the run. What needs more of them is left out (distance, attack, epsilon, "
-    "relearning)."
+    "relearning). Removed samples are compared with unseen ones of their class, as hard or not."
 )
 
 
@@ -70,11 +68,7 @@ def audit_by_clients(
         else:
             quick[name] = witnesses.look(name, params, unseen[name], labels)
     yield Progress(phase=LOOKS, round=len(own) + amount, rounds=len(own) + amount)
-    if oracles:
-        of_oracles = torch.stack([unseen[name] for name in oracles])
-        ease = of_oracles.mean(dim=0)
-        edges = stratum_edges(labels, ease, scenario.num_classes)
-        told, strata = witnesses.shifts(edges)
+    told = witnesses.shifts() if oracles else {}
     removed = witnesses.labels
     found = Audit(
         tier=tier,
@@ -94,7 +88,8 @@ def audit_by_clients(
             word="not enough evidence", sentence=NOTHING_UNSEEN if len(removed) else untold
         )
         return found.model_copy(update={"methods": dict.fromkeys(own, nothing)})
-    weights = stratum_weights(strata, in_strata(labels, ease, edges), gone)
+    weights = group_weights(removed, labels, gone)
+    of_oracles = torch.stack([unseen[name] for name in oracles])
 
     def told_of(*names: str) -> Shifts:
         return Shifts(*torch.tensor([told[name] for name in names], dtype=torch.float64).T)

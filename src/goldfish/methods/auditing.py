@@ -20,7 +20,7 @@ from torch import Tensor
 from goldfish.audits import ClientHarm, Harm, QuickAudit, Rate
 from goldfish.errors import StoreError
 from goldfish.evaluation.attacks import margins, membership
-from goldfish.evaluation.audit import STRATA, in_strata, mean_variance, shifts
+from goldfish.evaluation.audit import mean_variance, shifts
 from goldfish.methods.method import by_client, deletion_kind
 from goldfish.methods.records import class_count
 from goldfish.methods.steps import answer
@@ -67,8 +67,6 @@ class CompareSettings(Settings):
     usual: float | None = None
     """The variance of margins between oracles, the mean over the removed samples of all clients;
     None: tell that over your own."""
-    edges: tuple[tuple[float, ...], ...] = ()
-    """Where the strata of each class end: by these the samples are counted."""
 
 
 def look_step(task: Task[LookSettings], client: Client, workspace: Workspace) -> Update:
@@ -104,8 +102,7 @@ def look_step(task: Task[LookSettings], client: Client, workspace: Workspace) ->
 def compare_step(task: Task[CompareSettings], client: Client, _workspace: Workspace) -> Update:
     """Tell each model's mean shift on the removed samples and that of its square.
 
-    And tell how many samples are in each stratum. First, where the others are not known yet, tell
-    how much oracles vary.
+    First, where the others are not known yet, tell how much oracles vary.
     """
     asked = task.settings
     ours, oracles = (
@@ -119,10 +116,6 @@ def compare_step(task: Task[CompareSettings], client: Client, _workspace: Worksp
     means, squares = (torch.cat(both).tolist() for both in zip(*sides, strict=True))
     told = dict(zip(names, means, strict=True))
     told |= dict(zip(map(_squared, names), squares, strict=True))
-    if client.removed is not None:
-        strata = in_strata(client.removed.labels.cpu(), oracles.mean(dim=0), asked.edges)
-        counts = torch.bincount(strata, minlength=STRATA * len(asked.edges)).tolist()
-        told |= {_stratum(place): float(number) for place, number in enumerate(counts)}
     return answer(task, {}, 0, [], told)
 
 
@@ -136,11 +129,6 @@ def drop_step(task: Task[Settings], client: Client, _workspace: Workspace) -> Up
 def _squared(name: str) -> str:
     """Return the name under which the mean square of a model's shifts is told."""
     return f"{name} squared"
-
-
-def _stratum(place: int) -> str:
-    """Return the name under which the number of samples in a stratum is told."""
-    return f"in stratum {place}"
 
 
 def _kept(client: Client, name: str, what: str) -> Tensor:
@@ -231,26 +219,19 @@ class Witnesses:
         self._ask(LOOK, settings, list(self.removed), {AUDITED: params})
         self._oracles.append(name)
 
-    def shifts(
-        self, edges: Sequence[Sequence[float]]
-    ) -> tuple[dict[str, tuple[float, float]], Tensor]:
+    def shifts(self) -> dict[str, tuple[float, float]]:
         """Return each model's mean shift over the removed samples of all clients that tell.
 
-        Beside it stands the mean of its square. The tensor has the stratum of each sample, in
-        order; ``edges`` are where those of each class end.
+        Beside it stands the mean of its square.
         """
         names: dict[str, Any] = {"models": self._models, "oracles": self._oracles}
         told = self._ask(COMPARE, CompareSettings(**names), list(self.removed))
         usual = self._mean(told, "variance")
-        names |= {"usual": usual, "edges": tuple(map(tuple, edges))}
-        told = self._ask(COMPARE, CompareSettings(**names), list(self.removed))
-        means = {
+        told = self._ask(COMPARE, CompareSettings(**names, usual=usual), list(self.removed))
+        return {
             name: (self._mean(told, name), self._mean(told, _squared(name)))
             for name in (*self._models, *self._oracles)
         }
-        strata = map(_stratum, range(STRATA * self._num_classes))
-        counts = [sum(int(own.get(name, 0)) for own in told.values()) for name in strata]
-        return means, torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
 
     def _mean(self, told: Mapping[str, Mapping[str, float]], name: str) -> float:
         """Return the mean over the samples of clients that tell the means over their own."""
@@ -277,22 +258,14 @@ class Witnesses:
         told = {update.client_id: update.metrics for update in replies.updates}
         lost = {failure.client_id: failure.cause for failure in replies.failures}
         for client_id, own in list(told.items()):
-            if not all(map(math.isfinite, own.values())) or not self._adds_up(client_id, own):
+            by_class = sum(own.get(class_count(n), 0.0) for n in range(self._num_classes))
+            if not all(map(math.isfinite, own.values())) or own.get("removed", 0.0) != by_class:
                 lost[client_id] = "what it tells makes no sense"
                 del told[client_id]
         for client_id, cause in lost.items():
             self._there.remove(client_id)
             self.notes.append(f"{client_id} is left out: {cause}")
         return told
-
-    def _adds_up(self, client_id: str, own: Mapping[str, float]) -> bool:
-        """Tell whether counts by class or by stratum are those of the client's removed samples."""
-        by_class = sum(own.get(class_count(n), 0.0) for n in range(self._num_classes))
-        strata = map(_stratum, range(STRATA * self._num_classes))
-        told = [own[name] for name in strata if name in own]
-        if told and sum(told) != self._first[client_id]["removed"]:
-            return False
-        return own.get("removed", 0.0) == by_class
 
     def _note_silence(self) -> None:
         """Say of which samples nobody tells."""
