@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from goldfish.report.page import notes
-from goldfish.report.verdict import Headline, Verdict, asked_sentence, headline, verdicts
+from goldfish.report.top import Headline, asked_sentence, headline
+from goldfish.report.verdict import Verdict, verdicts
 from goldfish.results import Result
 
 Made = dict[str, Any]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from goldfish.report.audit import audit_counts, audit_table, quick_table
 from goldfish.report.page import write_report
 from goldfish.report.summary import short_table
-from goldfish.report.verdict import headline, image_counts, unhonoured, verdicts
+from goldfish.report.top import headline, image_counts
+from goldfish.report.verdict import unhonoured, verdicts
 
 __all__ = [
     "audit_counts",

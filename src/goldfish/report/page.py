@@ -19,15 +19,8 @@ from goldfish.report.audit import affected_table, audit_counts, evidence
 from goldfish.report.charts import PALETTE_SIZE, charts, colours, course, draw, moments
 from goldfish.report.formatting import count, listing, percent, plural
 from goldfish.report.summary import cost_bars, is_shown, main_table, more_table, seeds_table
-from goldfish.report.verdict import (
-    AUDIT_STATUS,
-    asked_sentence,
-    exceeding,
-    headline,
-    image_counts,
-    removed_class_name,
-    unhonoured,
-)
+from goldfish.report.top import asked_sentence, headline, image_counts
+from goldfish.report.verdict import AUDIT_STATUS, exceeding, removed_class_name, unhonoured
 from goldfish.results import ACCURACY, METRICS, ORIGIN, YARDSTICK, Result, Run, read_run
 
 MAX_CLASSES = 20

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from goldfish.report.formatting import BRIEF, FORMS, NOTHING, count, gap, p_value, signed, wilson
-from goldfish.report.verdict import by_seed, reached, tested, verdicts
+from goldfish.report.top import by_seed, reached, tested
+from goldfish.report.verdict import verdicts
 from goldfish.results import (
     ACCURACY,
     METRICS,
