@@ -22,6 +22,7 @@ from goldfish.cli import app
 from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.experiments.client_setup import key_of
 from goldfish.methods.sisa import SisaSettings, place_of
+from goldfish.project.entries import CLIENT_STATE
 from goldfish.project.evidence import (
     Pack,
     case_of,
@@ -30,7 +31,7 @@ from goldfish.project.evidence import (
     headline,
     write_evidence,
 )
-from goldfish.project.ledger import CLIENT_STATE, Ledger
+from goldfish.project.ledger import Ledger
 from goldfish.project.project import Project
 from goldfish.project.signing import is_signed, new_key, read_key, read_public
 from goldfish.project.traces import OF_CLASS

@@ -20,7 +20,8 @@ from sqlalchemy.exc import DBAPIError
 from goldfish.errors import ConfigError, GoldfishError, StoreError
 from goldfish.project import database
 from goldfish.project.chain import FIRST, body_digest, chain_digest, salted_digest
-from goldfish.project.ledger import FORGOTTEN, NEXT, Ledger, State
+from goldfish.project.entries import NEXT, State
+from goldfish.project.ledger import FORGOTTEN, Ledger
 
 WAY: tuple[State, ...] = ("planned", "running", "unlearned", "measured", "closed")
 

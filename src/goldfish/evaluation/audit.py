@@ -250,7 +250,6 @@ def audit_verdict(
         return AuditVerdict(word="not enough evidence", sentence=NOTHING_UNSEEN)
     removed_labels = removed_labels[known]
     kept = kept_share(removed_labels, gone)
-
     labels = torch.cat([removed_labels, unseen_labels])
     gone_strata = [
         number for label in gone for number in range(label * STRATA, (label + 1) * STRATA)

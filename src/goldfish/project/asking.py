@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from goldfish.data import Partition
 from goldfish.errors import ConfigError, DataError, unknown
 from goldfish.experiments.client_setup import key_of
+from goldfish.project.entries import Kind, Request
 from goldfish.project.folder import ProjectFolder
 from goldfish.project.holdings import Holdings
-from goldfish.project.ledger import Kind, Request
 from goldfish.types import DeletionRequest
 
 LISTED = 10

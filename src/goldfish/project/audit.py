@@ -17,7 +17,8 @@ from goldfish.experiments.audit_models import ORACLE, kept_path, measured, measu
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.scenario import Machine
 from goldfish.methods.auditing import drop
-from goldfish.project.ledger import AUDIT, Version
+from goldfish.project.entries import Version
+from goldfish.project.ledger import AUDIT
 from goldfish.project.project import Project
 from goldfish.project.settings import ProjectSettings
 from goldfish.randomness import derive_seed

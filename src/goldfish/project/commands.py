@@ -33,7 +33,7 @@ from goldfish.terminal import (
 if TYPE_CHECKING:
     from goldfish.experiments.scenario import Machine
     from goldfish.planning import Advice
-    from goldfish.project.ledger import Request, Version
+    from goldfish.project.entries import Request, Version
     from goldfish.project.project import Project
     from goldfish.project.verification import Check
 

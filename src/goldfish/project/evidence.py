@@ -24,7 +24,8 @@ from typing import Any, Literal
 
 from goldfish.errors import StoreError
 from goldfish.project.chain import Event
-from goldfish.project.ledger import FORGOTTEN, Artefact, Ledger, Request, Version, stamp
+from goldfish.project.entries import Artefact, Request, Version
+from goldfish.project.ledger import FORGOTTEN, Ledger, stamp
 from goldfish.project.signing import fingerprint, public_pem, read_key, write_new
 from goldfish.project.traces import class_is_known, memory_of, traces
 from goldfish.report.formatting import listing, percent, plural

@@ -17,10 +17,10 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 from urllib.parse import unquote
 
 from sqlalchemy import Connection, Engine, text
@@ -36,40 +36,24 @@ from goldfish.project.chain import (
     salted_digest,
 )
 from goldfish.project.database import ABOUT, database_problems, engine_of, migrate, tell_about
+from goldfish.project.entries import (
+    FORMERLY,
+    NEXT,
+    NEXT_ARTEFACT,
+    WAY,
+    Artefact,
+    ArtefactState,
+    Content,
+    Kind,
+    Request,
+    State,
+    Version,
+    artefact_of,
+    request_of,
+    version_of,
+    wrong_moves,
+)
 
-Kind = Literal["samples", "class", "all"]
-State = Literal[
-    "received", "planned", "running", "unlearned", "measured", "closed", "failed", "withdrawn"
-]
-ArtefactState = Literal["current", "quarantined", "purged"]
-
-NEXT: Mapping[str, tuple[str, ...]] = {
-    "received": ("planned", "failed", "withdrawn"),
-    "planned": ("running", "failed", "withdrawn"),
-    "running": ("unlearned", "failed", "withdrawn"),
-    "unlearned": ("measured", "failed"),
-    "measured": ("closed", "failed"),
-    "closed": (),
-    "failed": ("received", "withdrawn"),
-    "withdrawn": (),
-}
-"""Where a request may go from each state."""
-WAY: tuple[State, ...] = ("received", "planned", "running", "unlearned", "measured", "closed")
-"""The states of a request that nothing goes wrong with, in order."""
-PENDING: tuple[State, ...] = ("received", "planned", "running", "failed")
-"""Requests in these states are still to be handled; one that failed is tried again."""
-FORMERLY: Mapping[str, str] = {"audited": "measured"}
-"""States that had another name in earlier ledgers, whose events stay as they are."""
-NEXT_ARTEFACT: Mapping[str, tuple[str, ...]] = {
-    "current": ("quarantined", "purged"),
-    "quarantined": ("current", "purged"),
-    "purged": (),
-}
-"""Where an artefact may go from each state: a quarantined one comes back if it was a mistake."""
-CLIENT_STATE = "client state"
-"""The kind of an artefact that lies on a client's own disk: ``clients/ID/vN``."""
-CLIENTS = "clients"
-"""What the paths of these begin with."""
 MANIFEST_KEY, FORGOTTEN, AUDIT = "manifest key", "ids forgotten", "audit"
 TOLD = "told"
 """The event that a client on Flower was told of a request: it trains without the samples now."""
@@ -83,81 +67,6 @@ _LAST_FILED = text("SELECT subject FROM events WHERE kind = 'filed' ORDER BY num
 _SAME = text("SELECT request FROM contents WHERE content = :key ORDER BY request LIMIT 1")
 _FORGET = text("DELETE FROM contents WHERE request = :request")
 _KEEP = text("INSERT INTO contents VALUES (:request, :filed, :key, :salt, :ids)")
-
-
-@dataclass(frozen=True)
-class Request:
-    """A deletion request, as its events tell it."""
-
-    id: str
-    client: str
-    kind: Kind
-    count: int | None
-    """How many samples it is about, where that is known."""
-    digests: Sequence[str]
-    """A salted digest of each sample id, or of the class: :func:`salted_digest`."""
-    reason: str
-    requested_at: datetime
-    filed_at: datetime
-    due_at: datetime
-    state: str = "received"
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What was recorded on its way; a later value of a name replaces an earlier one."""
-    failure: str | None = None
-    """Why it failed, or was withdrawn; None again once it is tried anew."""
-
-    def overdue(self, now: datetime | None = None) -> bool:
-        """Say whether the request is still open after its due date."""
-        return (
-            self.state not in ("closed", "withdrawn") and (now or datetime.now(UTC)) > self.due_at
-        )
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a request names, in plain: only there until :meth:`Ledger.forget_ids`."""
-
-    ids: Sequence[str]
-    """Sample ids in order; the label alone for a class; empty for all of a client."""
-    salt: str
-    """Of this request alone. Who has it can check an id against the request's digests."""
-
-
-@dataclass(frozen=True)
-class Version:
-    """A numbered model version."""
-
-    number: int
-    at: datetime
-    made_by: str
-    """"train", "import", or the unlearning method."""
-    sha256: str
-    """Of the model file."""
-    parent: int | None
-    requests: Sequence[str]
-    """The requests that it was made for."""
-    facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """A file or folder that was made of clients' data."""
-
-    path: str
-    kind: str
-    version: int | None
-    sha256: str | None
-    parents: Sequence[str]
-    """The paths of the artefacts that it was made from."""
-    manifests: Mapping[str, Sequence[str]]
-    """The data that it descends from: of each client, the digests of its manifests."""
-    state: str = "current"
-
-    @property
-    def client(self) -> str:
-        """The client that keeps it on its own disk; empty for what lies in the project."""
-        own = self.path.removeprefix(f"{CLIENTS}/").rpartition("/")[0]
-        return own if self.kind == CLIENT_STATE else ""
 
 
 class Ledger:
@@ -260,7 +169,7 @@ class Ledger:
             )
             row = {"request": request_id, "filed": event.number, "key": key, "salt": salt}
             db.execute(_KEEP, {**row, "ids": canonical(ids)})
-            return _told([event])
+            return request_of([event])
 
     def request(self, request_id: str) -> Request:
         """Return one request."""
@@ -269,11 +178,11 @@ class Ledger:
             known = [request.id for request in self.requests()]
             hint = "'goldfish status' lists all." if known else "None was filed yet."
             raise ConfigError(unknown("request", request_id, known, hint))
-        return _told(events)
+        return request_of(events)
 
     def requests(self, *states: State) -> list[Request]:
         """Return the requests that are in one of these states, or all; oldest first."""
-        found = (_told(events) for events in self._by_subject("filed", *NEXT, *FORMERLY))
+        found = (request_of(events) for events in self._by_subject("filed", *NEXT, *FORMERLY))
         return [request for request in found if not states or request.state in states]
 
     def move(self, request_id: str, state: State, **facts: Any) -> Request:
@@ -374,11 +283,11 @@ class Ledger:
             number = max(known, default=0) + 1
             named = [self.request(request_id).id for request_id in requests]
             about = {"made_by": made_by, "sha256": sha256, "parent": parent, "requests": named}
-            return _version(self._append("version", f"v{number}", {**about, "facts": facts}))
+            return version_of(self._append("version", f"v{number}", {**about, "facts": facts}))
 
     def versions(self) -> list[Version]:
         """Return all model versions, the first one first."""
-        return [_version(event) for event in self._of_kinds("version")]
+        return [version_of(event) for event in self._of_kinds("version")]
 
     def add_artefact(
         self,
@@ -417,7 +326,7 @@ class Ledger:
 
     def artefacts(self, *states: ArtefactState) -> list[Artefact]:
         """Return the artefacts that are in one of these states, or all; oldest first."""
-        found = (_artefact(events) for events in self._by_subject("artefact", *NEXT_ARTEFACT))
+        found = (artefact_of(events) for events in self._by_subject("artefact", *NEXT_ARTEFACT))
         return [artefact for artefact in found if not states or artefact.state in states]
 
     def move_artefact(self, path: str, state: ArtefactState, **facts: Any) -> Artefact:
@@ -430,7 +339,7 @@ class Ledger:
             if state not in NEXT_ARTEFACT[before]:
                 raise StoreError(f"{path} is {before} and cannot become {state}.")
             self._append(state, path, facts)
-            return _artefact(self.events(path))
+            return artefact_of(self.events(path))
 
     def descends_from(self, client: str, manifest: str | None = None) -> list[Artefact]:
         """Return the artefacts that descend from a client's data, or from one manifest of it."""
@@ -588,40 +497,6 @@ def _event(row: Any) -> Event | None:
     return Event(**{**row._mapping, "facts": facts})
 
 
-def _told(events: Sequence[Event]) -> Request:
-    """Read a request from its events, of which the first filed it."""
-    first, *moves = (event for event in events if event.kind in ("filed", *NEXT, *FORMERLY))
-    state, failure = "received", None
-    facts: dict[str, Any] = {}
-    for event in moves:
-        state = FORMERLY.get(event.kind, event.kind)
-        failure = str(event.facts["reason"]) if state in ("failed", "withdrawn") else None
-        facts.update(event.facts)
-    facts.pop("reason", None)
-    times = {n: datetime.fromisoformat(first.facts[n]) for n in ("requested_at", "due_at")}
-    return Request(
-        **{**first.facts, **times},
-        id=first.subject,
-        filed_at=datetime.fromisoformat(first.at),
-        state=state,
-        facts=facts,
-        failure=failure,
-    )
-
-
-def _version(event: Event) -> Version:
-    number, at = int(event.subject.removeprefix("v")), datetime.fromisoformat(event.at)
-    return Version(number=number, at=at, **event.facts)
-
-
-def _artefact(events: Sequence[Event]) -> Artefact:
-    """Read an artefact from its events, since it was made for the last time."""
-    made = max(place for place, event in enumerate(events) if event.kind == "artefact")
-    about = {**events[made].facts, "parents": tuple(events[made].facts["parents"])}
-    moved = [event.kind for event in events[made + 1 :] if event.kind in NEXT_ARTEFACT]
-    return Artefact(path=events[made].subject, **about, state=moved[-1] if moved else "current")
-
-
 def _joined(all_manifests: Iterable[Mapping[str, Sequence[str] | str]]) -> dict[str, list[str]]:
     """Return of each client all digests, in order."""
     found: dict[str, set[str]] = {}
@@ -646,7 +521,7 @@ def _problems(db: Connection, head: tuple[int, str] | None) -> Iterator[str]:
             f"Event {head[0]} of the ledger is not the one that was written down: events were "
             "cut off, or the ledger was written anew."
         )
-    yield from _wrong_moves(events)
+    yield from wrong_moves(events)
     key = str(db.execute(ABOUT, {"name": MANIFEST_KEY}).scalar_one_or_none())
     if not events or events[0].facts.get("key") != salted_digest(key, MANIFEST_KEY):
         yield "The key of the ledger's manifests is not the one that it was opened with."
@@ -654,22 +529,6 @@ def _problems(db: Connection, head: tuple[int, str] | None) -> Iterator[str]:
     for row in db.execute(text("SELECT request, content, salt, ids FROM contents")):
         if not _fits(row, filed.get(row.request)):
             yield f"The sample ids of request {row.request} are not those that were filed."
-
-
-def _wrong_moves(events: Iterable[Event]) -> Iterator[str]:
-    """Say which events bring a request or an artefact where it cannot go."""
-    states: dict[str, str] = {}
-    begins, moves = {"filed": "received", "artefact": "current"}, {**NEXT, **NEXT_ARTEFACT}
-    for event in events:
-        before = states.get(event.subject, "unknown")
-        kind = FORMERLY.get(event.kind, event.kind)
-        if kind in moves and kind not in moves.get(before, ()):
-            yield (
-                f"Event {event.number} of the ledger cannot be true: {event.subject} was "
-                f"{before} and cannot become {kind}."
-            )
-        if kind in (*begins, *moves):
-            states[event.subject] = begins.get(kind, kind)
 
 
 def _key(client: str, kind: str, ids: Sequence[str]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from goldfish.errors import ConfigError
-from goldfish.project.ledger import Artefact, Ledger
+from goldfish.project.entries import Artefact
+from goldfish.project.ledger import Ledger
 
 REJECTED = "rejected"
 COLOURS = {"current": "#2a9d8f", "quarantined": "#e9c46a", "purged": "#c8c8c8", REJECTED: "#c8c8c8"}

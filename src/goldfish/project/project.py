@@ -32,8 +32,9 @@ from goldfish.methods import METHODS, Trained
 from goldfish.planning import Advice, plan
 from goldfish.project import FILE, find_project
 from goldfish.project.asking import Registry, refuse_named
+from goldfish.project.entries import PENDING, Artefact, Kind, Request, Version
 from goldfish.project.folder import ProjectFolder, private, remove
-from goldfish.project.ledger import PENDING, TOLD, Artefact, Kind, Ledger, Request, Version
+from goldfish.project.ledger import TOLD, Ledger
 from goldfish.project.settings import TEMPLATE, ProjectSettings
 from goldfish.project.unlearning_pass import UnlearningPass, requests_begun
 from goldfish.project.versions import Versions, facts_of

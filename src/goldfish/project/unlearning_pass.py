@@ -34,9 +34,10 @@ from goldfish.methods.records import file
 from goldfish.methods.sisa import SisaSettings, place_of
 from goldfish.planning import EXACT, FAST
 from goldfish.project.asking import Asked, in_library
+from goldfish.project.entries import PENDING, Request, Version
 from goldfish.project.folder import ProjectFolder, remove
 from goldfish.project.holdings import Holdings, next_census
-from goldfish.project.ledger import PENDING, TOLD, Ledger, Request, Version
+from goldfish.project.ledger import TOLD, Ledger
 from goldfish.project.settings import AUTO
 from goldfish.project.traces import traces
 from goldfish.project.versions import Newest, Versions, facts_of, measures_of

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from goldfish.errors import ConfigError, StoreError
 from goldfish.files import sha256_of
 from goldfish.project.chain import body_digest, chain_problems
+from goldfish.project.entries import CLIENTS
 from goldfish.project.evidence import (
     EVENTS,
     KEY,
@@ -25,7 +26,7 @@ from goldfish.project.evidence import (
     files_or_folders,
     sha256,
 )
-from goldfish.project.ledger import CLIENTS, Ledger
+from goldfish.project.ledger import Ledger
 from goldfish.project.signing import fingerprint, is_signed, read_public
 from goldfish.report.formatting import listing
 from goldfish.results import in_words

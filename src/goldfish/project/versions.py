@@ -18,9 +18,10 @@ from goldfish.files import sha256_of
 from goldfish.methods import METHODS, Trained, load
 from goldfish.methods.records import purge
 from goldfish.project.asking import Registry
+from goldfish.project.entries import CLIENT_STATE, CLIENTS, Artefact, ArtefactState, Version
 from goldfish.project.folder import ProjectFolder, remove
 from goldfish.project.holdings import Holdings
-from goldfish.project.ledger import CLIENT_STATE, CLIENTS, Artefact, ArtefactState, Ledger, Version
+from goldfish.project.ledger import Ledger
 from goldfish.project.traces import traces
 from goldfish.results import Cost, Final
 from goldfish.types import Federation
