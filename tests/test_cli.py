@@ -69,6 +69,26 @@ def test_ctrl_c_at_the_beginning_is_a_line(where: str) -> None:
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
 
 
+def test_threads_of_pytorch_soon_sleep_while_they_wait() -> None:
+    """GNU OpenMP reads it when PyTorch is imported; who has said how to wait is not overruled."""
+    code = (
+        "import contextlib, io, os, sys\n"
+        "from goldfish.__main__ import main\n"
+        "def spins(**said):\n"
+        "    for name in ('OMP_WAIT_POLICY', 'GOMP_SPINCOUNT'):\n"
+        "        os.environ.pop(name, None)\n"
+        "    os.environ.update(said)\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "        main()\n"
+        "    return os.environ.get('GOMP_SPINCOUNT')\n"
+        "sys.argv = ['goldfish', '--version']\n"
+        "print(spins(), spins(OMP_WAIT_POLICY='active'), spins(GOMP_SPINCOUNT='5'), end=' ')\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1000", "None", "5", "False"]
+
+
 SHADOWS = ("numpy", "secrets", "click", "torch", "typer", "yaml")
 OWN = """
 from torch import nn
