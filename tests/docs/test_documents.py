@@ -118,7 +118,8 @@ def test_code_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if block.document == "README.md":
         done = run([sys.executable, file.name], tmp_path)
         assert done.returncode == 0, done.stderr
-        assert "samples=" in done.stdout
+        trained, unlearned = map(int, re.findall(r"samples: (\d+)", done.stdout))
+        assert 0 < unlearned < trained
         assert (tmp_path / "unlearned.safetensors").exists()
     else:
         monkeypatch.chdir(tmp_path)
