@@ -163,6 +163,10 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute's version: little data, one seed, few rows.")
     ] = False,
+    at: Annotated[
+        list[float] | None,
+        typer.Option(metavar="ROW", help="Run this row alone, e.g. 6 (%); may be repeated."),
+    ] = None,
     set_: SetOption = None,
     summary: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the pages of results in DIR anew.")
@@ -175,7 +179,8 @@ def reproduce(
 ) -> None:
     """Run tables and figures of the paper, and set their claims beside what comes out.
 
-    A run that is finished is not run again; one that was interrupted goes on.
+    A run that is finished is not run again; one that was interrupted goes on. Values of other seeds
+    and rows in OUT/NAME, from this machine or another, stay beside the new ones.
     """
     from goldfish.experiments.reproduce import Reproduction
     from goldfish.experiments.scenario import Machine
@@ -188,7 +193,7 @@ def reproduce(
     if summary is not None:
         say(f"Summary: {write_summary(summary)}")
     all_work = [
-        Reproduction.of(name, out, seeds=seeds, quick=quick, overrides=set_ or ())
+        Reproduction.of(name, out, seeds=seeds, quick=quick, overrides=set_ or (), at=at or ())
         for name in names or ()
     ]
     machine = Machine(data_dir, resolve(device), workers, threads, compile_, elsewhere=True)
@@ -203,9 +208,6 @@ def reproduce(
         folder = work.finish()
         print_table(("claim", "here", ""), write_results(folder, work.preset))
         say(f"Results: {folder / PAGE}")
-        if more := work.further_seeds():
-            found = work.seeds + more
-            say(f"They hold {work.seeds} of {found} finished seeds: --seeds {found} for all.")
 
 
 @app.command()

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from goldfish.cli import app
 from goldfish.data import removal
-from goldfish.errors import ConfigError, DataError
+from goldfish.errors import ConfigError, DataError, StoreError
 from goldfish.experiments.config import Config, parse_config
 from goldfish.experiments.reproduce import (
     ABOUT,
@@ -313,20 +313,67 @@ def test_a_preset_in_the_summary_has_a_row_a_claim(tmp_path: Path, complete: boo
     assert ("figure-8a," not in text) == complete
 
 
+def in_parts(out: Path, seeds: int, *at: float) -> Reproduction:
+    """Return a part of table 3, small: its rows of 2 and 12 %, and origin alone."""
+    changes = (*SMALLER, "unlearning.methods=[]")
+    work = Reproduction.of("table-3", out, seeds=seeds, quick=True, overrides=changes, at=at)
+    changed = {"series": work.preset.series[:1], "claims": []}
+    return replace(work, preset=work.preset.model_copy(update=changed))
+
+
+def test_a_preset_is_run_in_parts(data_dir: Path, tmp_path: Path) -> None:
+    """One row here; its values alone travel; the rest there: the numbers of all in one go.
+
+    Two seeds of two rows are four runs, of which one is known: three are left. While some are
+    missing, the page says which.
+    """
+    here, there, whole = (tmp_path / name for name in ("here", "there", "whole"))
+    first = in_parts(here, 1, 12)
+    run_all(first, data_dir)
+    folder = first.finish()
+    write_results(folder, first.preset)
+    assert "- Not run yet: seed 0 at 2\n" in (folder / PAGE).read_text()
+    shutil.copytree(folder, there / folder.name)
+    second, all_at_once = in_parts(there, 2), in_parts(whole, 2)
+    assert (len(second.cells()), len(all_at_once.cells())) == (3, 4)
+    for work in (second, all_at_once):
+        run_all(work, data_dir)
+        write_results(work.finish(), work.preset)
+        assert not work.cells()
+        assert "Not run yet" not in (work.folder / PAGE).read_text()
+    for name in (VALUES, ABOUT):
+        assert (second.folder / name).read_text() == (all_at_once.folder / name).read_text()
+    in_parts(there, 1, 2).finish()  # asks for less: nothing is lost
+    assert from_csv(second.folder / VALUES) == from_csv(all_at_once.folder / VALUES)
+
+
+def test_results_are_not_overwritten_by_those_of_other_settings(tmp_path: Path) -> None:
+    """Those of a smaller or changed run are; they come from their runs again."""
+    work = in_parts(tmp_path, 1)
+    work.folder.mkdir()
+    about = {"command": "goldfish", "date": "2026-01-02", "machines": [], "seeds": [0], "notes": []}
+    (work.folder / VALUES).write_text("x,series,metric,seed,value\n2,origin,accuracy,0,50\n")
+    for complete in (True, False):
+        (work.folder / ABOUT).write_text(json.dumps({**about, "complete": complete}))
+        if complete:
+            with pytest.raises(StoreError, match=r"Move .*table-3-quick away"):
+                work.cells()
+        else:
+            assert len(work.cells()) == 2
+            with pytest.raises(StoreError, match="No run of table-3 is finished"):
+                work.finish()
+
+
 def test_the_page_names_the_seeds_that_it_holds(data_dir: Path, tmp_path: Path) -> None:
-    """Fewer seeds than were run before: the others are not in the numbers, and that is said."""
+    """Fewer seeds than were run before: the others stay."""
     changes = [word for change in SMALLER for word in ("--set", change)]
     command = ["reproduce", "figure-8a", "--quick", *changes, "--out", str(tmp_path)]
     command += ["--data-dir", str(data_dir), "--device", "cpu", "--seeds"]
-    said = {}
     for seeds in ("2", "1"):
-        done = CliRunner().invoke(app, [*command, seeds], catch_exceptions=False)
+        CliRunner().invoke(app, [*command, seeds], catch_exceptions=False)
         page = (tmp_path / "figure-8a-quick" / PAGE).read_text().splitlines()
-        said[seeds] = (*(line for line in page if line.startswith("- Seeds: ")), done.stdout)
-    assert said["2"][0] == "- Seeds: 0, 1; ± is one standard deviation over them"
-    assert said["1"][0] == "- Seeds: 0"
-    assert "finished seeds" not in said["2"][1]
-    assert "They hold 1 of 2 finished seeds: --seeds 2 for all." in said["1"][1]
+        assert "- Seeds: 0, 1; ± is one standard deviation over them" in page
+        assert any("reproduce figure-8a --seeds 2" in line for line in page)
 
 
 def test_seeds_are_counted_and_not_set(tmp_path: Path) -> None:
@@ -359,6 +406,10 @@ def test_the_commands_run_a_preset_and_list_all(data_dir: Path, tmp_path: Path) 
 def test_what_cannot_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'table-3'"):
         load_preset("table-13")
+    with pytest.raises(ConfigError, match="--at 5 is no row of table-3, which has 2, 4, 6"):
+        Reproduction.of("table-3", tmp_path, at=[2, 5])
+    with pytest.raises(ConfigError, match="the rows of figure-6 are the rounds of one run"):
+        Reproduction.of("figure-6", tmp_path, at=[2])
     (cell, *_) = Reproduction.of("table-3", tmp_path, quick=True).cells()
     with pytest.raises(DataError, match="goldfish data fetch mnist"):
         list(cell.run(Machine(tmp_path)))

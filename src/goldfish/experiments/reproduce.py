@@ -3,7 +3,8 @@
 A preset is one TOML file: a configuration, what changes along its rows (``[x]``) and from series to
 series, which numbers are read, and the paper's claims. Each distinct configuration is a *cell*, an
 ordinary run directory whose name comes from its settings: presets that need the same run find it,
-and cells that differ in their unlearning alone share one trained federation.
+and cells that differ in their unlearning alone share one trained federation. Values of seeds and
+rows that were measured before stay, so that a preset can be run in parts, on several machines.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -39,6 +40,9 @@ from goldfish.store.runs import CHECKPOINTS, METRICS, PINNED
 
 PRESETS = Path(__file__).parent / "presets"
 VALUES, ABOUT = "values.csv", "run.json"
+COMPILED = "--compile"
+PartOf: TypeAlias = tuple[int, float | None]
+"""A seed and a row; None for the row where rows are the rounds of one run."""
 
 
 class Axis(Settings):
@@ -168,6 +172,8 @@ class About(Part):
     complete: bool
     """Whether it is the preset as it stands, and not a smaller or changed one."""
     notes: list[str]
+    settings: str = ""
+    """A digest of all settings of the runs but their seeds; values of others are not added."""
 
 
 def preset_names() -> list[str]:
@@ -275,6 +281,8 @@ class Reproduction:
     seeds: int
     quick: bool = False
     overrides: Sequence[str] = ()
+    at: Sequence[float] = ()
+    """The rows that are run; all where none is named."""
 
     @classmethod
     def of(
@@ -285,6 +293,7 @@ class Reproduction:
         seeds: int | None = None,
         quick: bool = False,
         overrides: Sequence[str] = (),
+        at: Sequence[float] = (),
     ) -> Reproduction:
         """Return the reproduction of a preset by its name."""
         preset = load_preset(name)
@@ -292,7 +301,12 @@ class Reproduction:
             raise ConfigError("A preset runs with the seeds 0, 1, ...: --seeds says how many.")
         if quick:
             preset = quickened(preset)
-        return cls(preset, out, seeds or preset.seeds, quick, overrides)
+        if at and preset.x.setting is None:
+            raise ConfigError(f"--at: the rows of {name} are the rounds of one run.")
+        if wrong := [x for x in at if x not in preset.x.values]:
+            rows = ", ".join(f"{x:g}" for x in preset.x.values)
+            raise ConfigError(f"--at {wrong[0]:g} is no row of {name}, which has {rows}.")
+        return cls(preset, out, seeds or preset.seeds, quick, overrides, at)
 
     @property
     def folder(self) -> Path:
@@ -300,26 +314,43 @@ class Reproduction:
         return self.out / (f"{self.preset.name}-quick" if self.quick else self.preset.name)
 
     def cells(self) -> list[Cell]:
-        """Return all runs that are needed, each once."""
-        return list({cell.place: cell for _, _, _, cell in self._needed()}.values())
+        """Return all runs that are needed and whose values are not known yet, each once."""
+        known = {part_of(self.preset, value) for value in self.known()[1]}
+        cells = [cell for part, cells in self._parts() if part not in known for cell in cells]
+        return list({cell.place: cell for cell in cells}.values())
 
-    def further_seeds(self) -> int:
-        """Return how many seeds are finished beside those that are asked for."""
-        further, runs = 0, len(self.cells())
-        while True:
-            more = replace(self, seeds=self.seeds + further + 1).cells()
-            if len(more) == runs or not all(cell.finished for cell in more):
-                return further
-            further, runs = further + 1, len(more)
+    def known(self) -> tuple[About | None, list[Value]]:
+        """Return what earlier runs with the same settings left, on this machine or another.
 
-    def _needed(self) -> Iterator[tuple[int, float | None, Series, Cell]]:
-        rows: Sequence[float | None] = self.preset.x.values if self.preset.x.setting else [None]
-        for seed in range(self.seeds):
-            for row in rows:
-                if seed > 0 and row in self.preset.x.one_seed:
-                    continue
-                for series in self.preset.series:
-                    yield seed, row, series, self._cell(seed, row, series)
+        Values of the preset as it stands are not overwritten by those of other settings.
+        """
+        if not (self.folder / VALUES).exists():
+            return None, []
+        about = About.read(self.folder / ABOUT)
+        if about.settings == self._settings():
+            return about, from_csv(self.folder / VALUES)
+        if about.complete:
+            raise StoreError(
+                f"{self.folder / VALUES} has values of other settings, or of a version of Goldfish "
+                f"with other defaults: new ones cannot stand beside them. Move {self.folder} away, "
+                "or give another --out."
+            )
+        return None, []
+
+    def _parts(self) -> Iterator[tuple[PartOf, list[Cell]]]:
+        """Yield each seed and row that is asked for, and its runs in the order of the series."""
+        for seed, row in parts(self.preset, self.seeds):
+            if not self.at or row in self.at:
+                yield (seed, row), [self._cell(seed, row, s) for s in self.preset.series]
+
+    def _settings(self) -> str:
+        """Return the digest of all that the values depend on, but the seeds."""
+        runs = [
+            [self._cell(0, row, series).config.to_dict(), series.model_dump()]
+            for row in rows_of(self.preset)
+            for series in self.preset.series
+        ]
+        return _digest({"runs": runs, "metrics": self.preset.metrics})
 
     def _cell(self, seed: int, row: float | None, series: Series) -> Cell:
         x, values = self.preset.x, deepcopy(self.preset.base)
@@ -339,43 +370,83 @@ class Reproduction:
         return Cell(config, self.out / "cells" / name / _digest(own) / f"seed-{seed}")
 
     def finish(self) -> Path:
-        """Write the values of the finished cells, and what is known of them; return the folder.
+        """Write the values that are known, and what is known of them; return the folder.
 
-        Values stand in the order of seeds, rows and series.
+        Values of a seed and row are there once all of their cells are finished; they stand in the
+        order of seeds, rows and series.
         """
-        cells = self.cells()
-        for cell in cells:
-            if not cell.finished:
-                raise StoreError(f"{cell.place} is not finished: run the same command again.")
-        results = {cell.place: Result.read(cell.place / RESULT) for cell in cells}
-        last = max((place / RESULT).stat().st_mtime for place in results)
-        command = ["goldfish", "reproduce", self.preset.name, "--seeds", str(self.seeds)]
+        before, values = self.known()
+        done = {part_of(self.preset, value) for value in values}
+        results: dict[Path, Result] = {}
+        for part, cells in self._parts():
+            if part in done or not all(cell.finished for cell in cells):
+                continue
+            for cell, series in zip(cells, self.preset.series, strict=True):
+                if cell.place not in results:
+                    results[cell.place] = Result.read(cell.place / RESULT)
+                found = _measured(self.preset, results[cell.place], series, part[1])
+                values += [Value(x, series.name, m, part[0], value) for x, m, value in found]
+        if not values:
+            raise StoreError(f"No run of {self.preset.name} is finished yet in {self.out}.")
+        write_whole(self.folder / ABOUT, self._about(before, values, results))
+        order = list(parts(self.preset, 1 + max(value.seed or 0 for value in values)))
+        values.sort(key=lambda value: order.index(part_of(self.preset, value)))
+        write_whole(self.folder / VALUES, to_csv(values))
+        return self.folder
+
+    def _about(
+        self, before: About | None, values: Sequence[Value], results: Mapping[Path, Result]
+    ) -> str:
+        """Return the facts of all values as JSON: those from before, and those of new results."""
+        seeds = sorted({value.seed for value in values if value.seed is not None})
+        command = ["goldfish", "reproduce", self.preset.name, "--seeds", str(seeds[-1] + 1)]
         command += ["--quick"] if self.quick else []
         command += [word for override in self.overrides for word in ("--set", override)]
         compiled = any(result.environment.compiled for result in results.values())
-        command += ["--compile"] if compiled else []
+        if compiled or (before is not None and COMPILED in shlex.split(before.command)):
+            command.append(COMPILED)
         diverged = [
             f"{name} diverged: {method.diverged}"
             for result in results.values()
             for name, method in result.methods.items()
             if method.diverged
         ]
-        about = About(
-            command=shlex.join(command),
-            date=datetime.fromtimestamp(last, UTC).date().isoformat(),
-            machines=list(dict.fromkeys(map(_machine, results.values()))),
-            seeds=list(range(self.seeds)),
-            complete=not (self.quick or self.overrides),
-            notes=list(dict.fromkeys(diverged)),
+        ended = [(place / RESULT).stat().st_mtime for place in results]
+        dates = [datetime.fromtimestamp(at, UTC).date().isoformat() for at in ended]
+        machines = [_machine(result) for result in results.values()]
+        if before is not None:
+            dates.append(before.date)
+            machines, diverged = before.machines + machines, before.notes + diverged
+        return (
+            About(
+                command=shlex.join(command),
+                date=max(dates),
+                machines=list(dict.fromkeys(machines)),
+                seeds=seeds,
+                complete=not (self.quick or self.overrides),
+                notes=list(dict.fromkeys(diverged)),
+                settings=self._settings(),
+            ).model_dump_json(indent=1)
+            + "\n"
         )
-        values = [
-            Value(at, series.name, metric, seed, value)
-            for seed, row, series, cell in self._needed()
-            for at, metric, value in _measured(self.preset, results[cell.place], series, row)
-        ]
-        write_whole(self.folder / ABOUT, about.model_dump_json(indent=1) + "\n")
-        write_whole(self.folder / VALUES, to_csv(values))
-        return self.folder
+
+
+def rows_of(preset: Preset) -> Sequence[float | None]:
+    """Return the rows that have runs of their own; None for those that are rounds of one run."""
+    return preset.x.values if preset.x.setting else [None]
+
+
+def parts(preset: Preset, seeds: int) -> Iterator[PartOf]:
+    """Yield each seed with each row that it is run with."""
+    for seed in range(seeds):
+        for row in rows_of(preset):
+            if seed == 0 or row not in preset.x.one_seed:
+                yield seed, row
+
+
+def part_of(preset: Preset, value: Value) -> PartOf:
+    """Return the seed and the row that a value is of."""
+    return value.seed or 0, value.x if preset.x.setting else None
 
 
 def _machine(result: Result) -> str:

@@ -23,6 +23,8 @@ from goldfish.experiments.reproduce import (
     from_csv,
     load_preset,
     paper_values,
+    part_of,
+    parts,
     preset_names,
 )
 from goldfish.files import write_whole
@@ -203,18 +205,39 @@ def cell_text(ours: Mean | None, paper: Mean | None) -> str:
 
 def write_results(folder: Path, preset: Preset) -> list[Judged]:
     """Write the page and the plot of a reproduction from its values; return the judged claims."""
-    numbers = Numbers.of(from_csv(folder / VALUES), paper_values(preset))
+    values = from_csv(folder / VALUES)
+    numbers = Numbers.of(values, paper_values(preset))
     judged = judge(preset, numbers)
     remarks = folder / REMARKS
     text = remarks.read_text("utf-8") if remarks.exists() else ""
     about = About.read(folder / ABOUT)
     write_whole(folder / PLOT, plot(preset, numbers))
-    write_whole(folder / PAGE, page(preset, numbers, judged, about, text))
+    write_whole(folder / PAGE, page(preset, numbers, judged, about, not_run(preset, values), text))
     return judged
 
 
+def not_run(preset: Preset, values: Sequence[Value]) -> str:
+    """Say which seeds and rows of a preset have no values; empty where none is missing."""
+    done = {part_of(preset, value) for value in values}
+    seeds = {seed for seed, _ in done}
+    missing: dict[int, list[str]] = {}
+    for seed, row in parts(preset, max(preset.seeds, 1 + max(seeds))):
+        if (seed, row) not in done:
+            missing.setdefault(seed, []).append(f"{row:g}" if row is not None else "")
+    texts = [
+        f"seed {seed}" + (f" at {listing(rows)}" if seed in seeds else "")
+        for seed, rows in missing.items()
+    ]
+    return "; ".join(texts)
+
+
 def page(
-    preset: Preset, numbers: Numbers, judged: Sequence[Judged], about: About, remarks: str = ""
+    preset: Preset,
+    numbers: Numbers,
+    judged: Sequence[Judged],
+    about: About,
+    missing: str = "",
+    remarks: str = "",
 ) -> str:
     """Return the page, in Markdown: what was run, the claims, the numbers."""
     shows = textwrap.fill(preset.shows, WIDTH)
@@ -226,6 +249,7 @@ def page(
         f"- Command: `{about.command}`",
         f"- Finished {about.date} on {'; '.join(about.machines)}",
         f"- Seeds: {', '.join(map(str, about.seeds))}{several}",
+        *([f"- Not run yet: {missing}"] if missing else []),
         f"- Every value: [{VALUES}]({VALUES})",
         *(f"- {note}" for note in about.notes),
         "",
@@ -313,6 +337,10 @@ def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
         axes.axvline(preset.base["training"]["rounds"], color="red", linestyle=DOTS)
     if preset.x.setting is None:
         axes.xaxis.get_major_locator().set_params(integer=True)
+    if metric == "backdoor_success":  # origin has most of it, the others hardly any
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_yticks([0, 1, 10, 100], labels=["0", "1", "10", "100"])
+        axes.set_ylim(bottom=0)
     axes.set_title(title_of(metric))
     axes.set_xlabel(preset.x.label)
     axes.grid(axis="y", linewidth=0.5, alpha=0.5)
@@ -330,14 +358,16 @@ def write_summary(folder: Path) -> Path:
     """Write all pages below ``folder`` anew, and its README: one row a claim."""
     rows, missing = [], []
     for name in preset_names():
-        place = folder / name
+        place, preset = folder / name, load_preset(name)
         if not (place / VALUES).exists() or not (about := About.read(place / ABOUT)).complete:
             missing.append(name)
             continue
+        if part := not_run(preset, from_csv(place / VALUES)):
+            missing.append(f"{name} ({part})")
         run = f"{len(about.seeds)}, {about.date}"
         rows += [
             f"| [{name}]({name}/{PAGE}) | {claim} | **{held}** | {detail} | {run} |"
-            for claim, held, detail in write_results(place, load_preset(name))
+            for claim, held, detail in write_results(place, preset)
         ]
     text = SUMMARY
     if rows:
