@@ -142,7 +142,7 @@ def run(
 @app.command()
 def presets() -> None:
     """List the tables and figures of the paper that 'goldfish reproduce' runs."""
-    from goldfish.experiments.reproduce import load_preset, preset_names
+    from goldfish.experiments.preset import load_preset, preset_names
 
     known = [load_preset(name) for name in preset_names()]
     rows = ((preset.name, preset.title, str(preset.seeds)) for preset in known)

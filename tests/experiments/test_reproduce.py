@@ -19,20 +19,17 @@ from goldfish.cli import app
 from goldfish.data import removal
 from goldfish.errors import ConfigError, DataError, StoreError
 from goldfish.experiments.config import Config, parse_config
-from goldfish.experiments.reproduce import (
-    ABOUT,
+from goldfish.experiments.preset import (
     PRESETS,
-    VALUES,
-    Cell,
     Claim,
     Preset,
-    Reproduction,
     Value,
     from_csv,
     load_preset,
     paper_values,
     preset_names,
 )
+from goldfish.experiments.reproduce import ABOUT, VALUES, Cell, Reproduction
 from goldfish.experiments.runner import run_experiment
 from goldfish.experiments.scenario import Machine, build_scenario
 from goldfish.report import write_report
@@ -139,7 +136,7 @@ def test_a_preset_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         shutil.copy(PRESETS / f"{name}.toml", tmp_path)
     text = 'like = "figure-8a"\ntitle = "Mine"\n[base.data]\nclients = 7\n'
     (tmp_path / "mine.toml").write_text(text)
-    monkeypatch.setattr("goldfish.experiments.reproduce.PRESETS", tmp_path)
+    monkeypatch.setattr("goldfish.experiments.preset.PRESETS", tmp_path)
     assert "mine" in preset_names()
     mine, other = load_preset("mine"), load_preset("figure-8a")
     assert (mine.title, mine.base["data"]["clients"]) == ("Mine", 7)

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from goldfish.experiments.reproduce import (
-    ABOUT,
-    VALUES,
-    About,
+from goldfish.experiments.preset import (
     Claim,
     Preset,
     Value,
@@ -27,6 +24,7 @@ from goldfish.experiments.reproduce import (
     parts,
     preset_names,
 )
+from goldfish.experiments.reproduce import ABOUT, VALUES, About
 from goldfish.files import write_whole
 from goldfish.report.charts import svg
 from goldfish.report.formatting import NOTHING, listing, plural
