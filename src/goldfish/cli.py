@@ -76,7 +76,10 @@ Threads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads of one client; may change the last bits.")
 ]
 Compile = Annotated[
-    bool, typer.Option("--compile", help="Compile the models; may change the last bits.")
+    bool,
+    typer.Option(
+        "--compile", help="Compile the models: faster, but the last bits of the results may change."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -89,9 +92,12 @@ def demo(
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/demo"),
     device: DeviceOption = Device.cpu,
     workers: Workers = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the demo's seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="A seed instead of the demo's.")] = None,
 ) -> None:
-    """Train a federation on digits, remove one client's poisoned samples, show they are gone."""
+    """Train a federation on digits, remove samples of two clients, and show that they are gone.
+
+    Half of these samples are poisoned. Three methods are compared.
+    """
     from goldfish.experiments.config import DEMO, load_config
     from goldfish.experiments.scenario import Machine
 
@@ -102,9 +108,11 @@ def demo(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run.")],
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run directory.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="The run directory; by default runs/NAME of the file.")
+        Path | None, typer.Option(help="The run directory; by default runs/NAME for NAME.toml.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run.")
@@ -122,9 +130,10 @@ def run(
     workers: Workers = None,
     threads: Threads = None,
     compile_: Compile = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's seed.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="A seed instead of the file's.")] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Repeat with so many seeds; report the spread.")
+        int,
+        typer.Option(min=1, help="Repeat the run with this many seeds; report means and spread."),
     ] = 1,
 ) -> None:
     """Train, delete, let each method unlearn, and write results and report to the run directory."""
@@ -212,13 +221,16 @@ def reproduce(
 
 @app.command()
 def bench(
-    model: Annotated[str, typer.Option(help="lenet5, or a ResNet.")] = "lenet5",
+    model: Annotated[str, typer.Option(help="The model to train: lenet5 or a ResNet.")] = "lenet5",
     clients: Annotated[
-        list[int] | None, typer.Option(min=1, help="May be repeated; by default 5, then 100.")
+        list[int] | None,
+        typer.Option(min=1, help="Number of clients; may be repeated. By default 5 and 100."),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1000, help="Images of a round.")] = 60_000,
-    epochs: Annotated[int, typer.Option(min=1, help="Local epochs a round.")] = 1,
-    turns: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 3,
+    samples: Annotated[
+        int, typer.Option(min=1000, help="Images in a round, over all clients.")
+    ] = 60_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Local epochs in a round.")] = 1,
+    turns: Annotated[int, typer.Option(min=1, help="How often each of them is measured.")] = 3,
     precision: Annotated[
         Precision, typer.Option(help="Arithmetic of the training on a GPU.")
     ] = Precision.fp32,
@@ -256,23 +268,31 @@ def audit(
     run_dir: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIR]", help="A finished run, or a project; by default that of this folder."
+            metavar="[DIR]",
+            help="A finished run, or a project; by default the project in this folder.",
         ),
     ] = None,
     tier: Annotated[
-        Tier, typer.Option(help="The run's models alone; many new ones; even more of them.")
+        Tier,
+        typer.Option(
+            help="quick: only the run's own models, no verdict. standard: 8 new models of each "
+            "method and 8 retrained ones. full: 32 of each, and more attacks."
+        ),
     ] = Tier.standard,
     models: Annotated[
         int | None,
         typer.Option(
-            help="Models of each method, and as many oracles: 8, or 32. Of a project: oracles; 16."
+            help="How many new models of each method, and as many retrained ones (oracles), "
+            "instead of the tier's 8 or 32. In a project: how many oracles, by default 16."
         ),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Audit this one; may be repeated. By default all.")
+        list[str] | None,
+        typer.Option(help="Audit only this method; may be repeated. By default all."),
     ] = None,
     project: Annotated[
-        Path | None, typer.Option("--project", metavar="DIR", help="The project, instead of DIR.")
+        Path | None,
+        typer.Option("--project", metavar="DIR", help="A project to audit, instead of DIR."),
     ] = None,
     data_dir: DataDir = None,
     device: DeviceOption = Device.auto,
@@ -281,8 +301,8 @@ def audit(
 ) -> None:
     """Compare a run's methods with retraining, sample by sample, over many models of each.
 
-    Of a project its newest version is audited, before a purge. An audit that was interrupted goes
-    on where it was; so does one with more models.
+    In a project the newest version is audited, before a purge.
+    An interrupted audit goes on where it was; so does one with more models.
     """
     from goldfish.audits import AUDIT, Audit
     from goldfish.experiments.audit import audit_run, forecast
@@ -406,7 +426,8 @@ def data_fetch(
 
 Nodes = Annotated[int, typer.Option(min=1, help="How many nodes (clients).")]
 Secure = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Keys of 'flower keys new': TLS, node keys.")
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder of 'flower keys new': use TLS and node keys."),
 ]
 StateDir = Annotated[Path, typer.Option(help="Where server and nodes keep their state and logs.")]
 FLOWER_STATE = Path("runs/flower")
@@ -429,7 +450,8 @@ keys_app = typer.Typer(help="Certificates and keys of a federation: new, renewed
 flower_app.add_typer(keys_app, name="keys", no_args_is_help=True)
 KeyFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the keys.")]
 Hosts = Annotated[
-    list[str] | None, typer.Option(help="Name or address by which nodes reach the SuperLink.")
+    list[str] | None,
+    typer.Option(help="Name or address by which nodes reach the SuperLink; may be repeated."),
 ]
 
 
@@ -468,7 +490,8 @@ def keys_add(folder: KeyFolder, nodes: Nodes = 1) -> None:
 
 @keys_app.command("remove")
 def keys_remove(
-    folder: KeyFolder, number: Annotated[int, typer.Argument(metavar="N", help="Of node-N.")]
+    folder: KeyFolder,
+    number: Annotated[int, typer.Argument(metavar="N", help="The node's number: N of node-N.")],
 ) -> None:
     """Delete the files of a node; unregister it on the server too."""
     _need_flower()
@@ -487,10 +510,14 @@ def flower_up(
     secure: Secure = None,
     data_dir: DataDir = None,
     path: Annotated[
-        Path | None, typer.Option(help="Your own data (npz, image-folder), for nodes.")
+        Path | None,
+        typer.Option(help="Your own data (an npz file or an image folder) that nodes may read."),
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="Your own package.module:factory that nodes may build.")
+        list[str] | None,
+        typer.Option(
+            help="A model of your own, package.module:factory, for nodes to build; may be repeated."
+        ),
     ] = None,
     state_dir: StateDir = FLOWER_STATE,
     port: Annotated[
@@ -536,8 +563,13 @@ def flower_up(
 def flower_doctor(
     secure: Secure = None,
     state_dir: StateDir = FLOWER_STATE,
-    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Must answer.")] = None,
-    port: Annotated[list[int] | None, typer.Option(min=1, max=65535, help="Must be free.")] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Check that this SuperLink answers.")
+    ] = None,
+    port: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=65535, help="Check that this port is free; may be repeated."),
+    ] = None,
 ) -> None:
     """Check an installation, and say of each problem what to do."""
     _need_flower()
@@ -557,7 +589,8 @@ def flower_tombstones(
     state_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A node's state-dir.")],
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The node's client-id.")],
     lift: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="Let the client use this sample again.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="Let the client use this sample again; may be repeated."),
     ] = None,
 ) -> None:
     """List the samples that a client was asked to remove, and never uses again."""

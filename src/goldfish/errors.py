@@ -4,10 +4,10 @@ GoldfishError
 ├── ConfigError        a setting or an argument is wrong
 ├── DataError          a dataset, a file or a sample id is missing or broken
 ├── DeploymentError    a process of a Flower deployment does not start, answer or go on
-├── DivergenceError    training left the finite numbers
+├── DivergenceError    training diverged: numbers are no longer finite
 ├── QuorumError        too few clients answered a round
 ├── StoreError         a run directory or a checkpoint cannot be used
-└── WireError          a message between server and client makes no sense
+└── WireError          a message between server and client is broken
 
 Messages say what is wrong, where, and what to do next.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 
 class GoldfishError(Exception):
-    """The root of the tree: catch it to catch everything below."""
+    """The base class of all errors that Goldfish raises on purpose."""
 
 
 class ConfigError(GoldfishError):
@@ -35,7 +35,7 @@ class DeploymentError(GoldfishError):
 
 
 class DivergenceError(GoldfishError):
-    """Training left the finite numbers."""
+    """Training diverged: a loss or a weight is no finite number any more."""
 
 
 class QuorumError(GoldfishError):
@@ -47,7 +47,7 @@ class StoreError(GoldfishError):
 
 
 class WireError(GoldfishError):
-    """A message between server and client makes no sense."""
+    """A message between server and client is broken or not what was asked for."""
 
 
 def plain(text: str, most: int = 4000) -> str:

@@ -649,12 +649,11 @@ METRICS: Sequence[Metric] = (
         "seconds_to_quality",
         "to quality",
         "seconds",
-        "What a method spends, from the last deletion on, until its accuracy is first within "
-        "{margins.accuracy:g} points of retrain’s final one and it has forgotten as retrain has: "
-        "what the trigger adds, and the accuracy on a removed class, are at most "
-        "{margins.backdoor:g} points above retrain’s, and the memory gap does not count as "
-        "“remembers”. “Not reached”: in no round; “in 2 of 3 seeds”: not in all, so there is no "
-        "mean. None is given where origin itself would count as forgetful.",
+        "What a method spends, from the last deletion on, until it is as good as retrain is at "
+        "its end. Its accuracy may be lower by {margins.accuracy:g} in percentage points; what the "
+        "trigger adds, and the accuracy on a removed class, may be higher by {margins.backdoor:g}; "
+        "and the memory gap must not count as “remembers”. “Not reached”: in no round; “in 2 of 3 "
+        "seeds”: not in all, so there is no mean. None is given where origin itself would pass.",
         title="Time to quality",
         main=True,
         short="time to\nquality",

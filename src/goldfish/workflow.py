@@ -57,7 +57,7 @@ from goldfish.types import (
 
 @dataclass(frozen=True)
 class Unlearned:
-    """The result of unlearning."""
+    """The result of unlearning: its model, what it cost, and which requests it does not honour."""
 
     method: str
     trained: Trained

@@ -30,6 +30,8 @@ from goldfish.experiments.reference import reference
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
+"""The documents, and all other pages: those of results are written by the program."""
 COMMANDS: Any = get_command(app)
 LANGUAGES = {"console", "python", "toml", "sh", "ini", "nginx", "text"}
 """The unit files (``ini``) and what a page says of Flower are the matter of test_flower_page.py."""
@@ -287,3 +289,9 @@ def test_what_a_document_names_exists(path: Path) -> None:
         assert (ROOT / name).exists(), f"{path.name} names {name}"
     for name in set(re.findall(r"`(test_\w+)`", text)):
         assert f"def {name}(" in sources, f"{path.name} names {name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_where_a_link_goes_there_is_something(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", path.read_text()):
+        assert "://" in target or (path.parent / target).exists(), f"{path.name} links {target}"

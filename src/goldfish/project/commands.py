@@ -143,19 +143,25 @@ def clients(
 
 @app.command()
 def forget(
-    client: Annotated[str, typer.Option("--client", metavar="ID", help="Whose data it is.")],
+    client: Annotated[
+        str, typer.Option("--client", metavar="ID", help="The client whose data it is.")
+    ],
     samples: Annotated[
-        Path | None, typer.Option("--samples", metavar="FILE", help="Sample ids, one a line.")
+        Path | None,
+        typer.Option("--samples", metavar="FILE", help="A file of sample ids, one in each line."),
     ] = None,
     class_: Annotated[
         str | None,
-        typer.Option("--class", metavar="LABEL", help="All of this class: its number or name."),
+        typer.Option(
+            "--class", metavar="LABEL", help="All samples of a class: its number or its name."
+        ),
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="All that the client has: it leaves.")
+        bool, typer.Option("--all", help="All data of the client, which leaves for good.")
     ] = False,
     reason: Annotated[
-        str, typer.Option("--reason", help="Kept in the ledger: name no sample in it.")
+        str,
+        typer.Option("--reason", help="Why; kept in the ledger for good, so name no sample in it."),
     ] = "",
     requested_at: Annotated[
         datetime | None,
@@ -198,12 +204,13 @@ def plan(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CONFIG]", help="Plan for this configuration, or run directory, instead."
+            metavar="[CONFIG]",
+            help="A configuration or run directory to plan for, instead of the project.",
         ),
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", help="Look at this one; may be repeated. By default all."),
+        typer.Option("--method", help="Look only at this method; may be repeated. By default all."),
     ] = None,
     project: Folder = HERE,
     data_dir: DataDir = None,
@@ -271,7 +278,11 @@ def _print_estimates(advice: Advice) -> None:
 @app.command()
 def unlearn(
     method: Annotated[
-        str | None, typer.Option("--method", help="From 'goldfish methods'; by default the file's.")
+        str | None,
+        typer.Option(
+            "--method",
+            help="One of 'goldfish methods'; by default unlearning.method of goldfish.toml.",
+        ),
     ] = None,
     project: Folder = HERE,
     data_dir: DataDir = None,
@@ -366,13 +377,16 @@ def reject(project: Folder = HERE) -> None:
 
 @app.command()
 def withdraw(
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="From 'goldfish status'.")],
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST", help="Its number, from 'goldfish status'.")
+    ],
     reason: Annotated[
-        str, typer.Option("--reason", help="Kept in the ledger: name no sample in it.")
+        str,
+        typer.Option("--reason", help="Why; kept in the ledger for good, so name no sample in it."),
     ],
     project: Folder = HERE,
 ) -> None:
-    """Take a request back that is not handled yet: a mistake, or its sender's wish."""
+    """Take back a request that is not handled yet."""
     with _open(project) as opened:
         taken = opened.withdraw(request, reason)
         say(f"{taken.id} is withdrawn ({taken.failure}): nothing is removed for it.")
@@ -380,14 +394,20 @@ def withdraw(
 
 @app.command()
 def purge(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be deleted.")
+    ] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also where a test finds traces of removed samples.")
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Accept a version even if a test found traces of removed samples in it.",
+        ),
     ] = False,
     data_dir: DataDir = None,
     project: Folder = HERE,
 ) -> None:
-    """Delete what descends from removed samples, and close the requests: there is no way back."""
+    """Delete what was made of removed samples, and close the requests: there is no way back."""
     with _open(project) as opened:
         before = {r.id for r in opened.ledger.requests("closed")}
         gone = opened.purge(_machine(data_dir, Device.auto, None), dry_run=dry_run, anyway=anyway)
@@ -407,7 +427,10 @@ def purge(
 @app.command()
 def lineage(
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE", help="Draw it into this file: .png, .svg or .pdf."
+        ),
     ] = None,
     project: Folder = HERE,
 ) -> None:
@@ -439,12 +462,17 @@ def keys_new(
 
 @app.command()
 def evidence(
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="From 'goldfish status'.")],
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST", help="Its number, from 'goldfish status'.")
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the pack goes; by default evidence/.")
     ] = None,
     key: Annotated[
-        Path | None, typer.Option("--key", help=f"Signs; by default {SIGNING_KEY} of the project.")
+        Path | None,
+        typer.Option(
+            "--key", help=f"The private key that signs; by default {SIGNING_KEY} of the project."
+        ),
     ] = None,
     project: Folder = HERE,
 ) -> None:
@@ -470,16 +498,20 @@ def evidence(
 @app.command()
 def verify(
     packs: Annotated[
-        list[Path], typer.Argument(metavar="PACK...", help="Folders or zips, one or more.")
+        list[Path], typer.Argument(metavar="PACK...", help="Evidence packs: folders or zip files.")
     ],
     key: Annotated[
         Path | None,
         typer.Option("--key", metavar="PUB", help="The public key that must have signed it."),
     ] = None,
-    model: Annotated[Path | None, typer.Option("--model", help="The new model's file.")] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="A model file: is it the one of the pack?")
+    ] = None,
     project: Annotated[
         Path | None,
-        typer.Option("--project", metavar="DIR", help="By default the one that PACK lies in."),
+        typer.Option(
+            "--project", metavar="DIR", help="The project; by default the one that PACK lies in."
+        ),
     ] = None,
 ) -> None:
     """Check evidence packs offline, and say what is right, wrong, or could not be checked."""

@@ -38,6 +38,10 @@ TOLD = {
     "unlearning.goldfish": (
         *("temperature", "mu_c", "mu_d", "hard_loss", "removed_term", "round_stop"),
     ),
+    "unlearning.goldfish-sprint": (
+        *("sprint_steps", "sprint_step", "sprint_gain", "anneal_rounds", "anneal_share"),
+        *("anneal_step", "removed_weight", "neighbours"),
+    ),
 }
 """The settings that are told at the top of the page; the configuration has them all."""
 
@@ -125,7 +129,8 @@ def facts(result: Result, config: Mapping[str, str]) -> list[tuple[str, str]]:
         ("Deletion", _deletion(result)),
         ("Backdoor", _backdoor(result)),
         ("Methods", _methods(result, config)),
-        ("Goldfish", _settings("unlearning.goldfish", config)),
+        ("goldfish", _settings("unlearning.goldfish", config)),
+        ("goldfish-sprint", _settings("unlearning.goldfish-sprint", config)),
         ("Seeds", seeds) if result.seeds else ("Seed", config.get("seed", "")),
     ]
     return [(term, text) for term, text in found if text]
