@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from goldfish.federation import InProcess
     from goldfish.methods import METHODS, Method, Trained, load
     from goldfish.planning import plan
-    from goldfish.types import Client, DeletionRequest
+    from goldfish.types import Client, DeletionRequest, NotHonoured
     from goldfish.workflow import Unlearned, train, unlearn
 
 _HOMES = ("errors", "types", "federation", "methods", "workflow", "planning")

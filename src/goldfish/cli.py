@@ -43,16 +43,19 @@ if TYPE_CHECKING:
     from goldfish.results import Progress as Step
 
 app = typer.Typer(
-    help="Remove data from a federated model, fast, and show that it is gone.",
+    help="Remove data from a federated model, fast, and show that it is gone.\n\n"
+    "See it with 'goldfish demo'; 'goldfish init' makes a project for a federation of your own.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+EXPERIMENTS, THERE = "Experiments", "What there is, and where it runs"
+"""What the help names its further groups; the commands of a project come first."""
 data_app = typer.Typer(help="Datasets: what is there, and how to get what is missing.")
-app.add_typer(data_app, name="data", no_args_is_help=True)
+app.add_typer(data_app, name="data", no_args_is_help=True, rich_help_panel=THERE)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
-app.add_typer(flower_app, name="flower", no_args_is_help=True)
+app.add_typer(flower_app, name="flower", no_args_is_help=True, rich_help_panel=THERE)
 app.add_typer(project_app)
 
 _tell = partial(console.print, highlight=False)
@@ -87,7 +90,7 @@ SetOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def demo(
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/demo"),
     device: DeviceOption = Device.cpu,
@@ -106,7 +109,7 @@ def demo(
     _run(config, out, machine, resume=True)
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def run(
     config: Annotated[
         Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run directory.")
@@ -148,7 +151,7 @@ def run(
     _run(loaded, place, machine, resume=resume, seeds=seeds)
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def presets() -> None:
     """List the tables and figures of the paper that 'goldfish reproduce' runs."""
     from goldfish.experiments.preset import load_preset, preset_names
@@ -158,23 +161,26 @@ def presets() -> None:
     print_table(("preset", "what it shows", "seeds"), rows)
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="From 'goldfish presets'.")
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="What to run; 'goldfish presets' lists all."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Where all runs and a folder of results for each NAME go.")
     ] = Path("runs/reproduce"),
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Instead of the preset's number of seeds.")
+        int | None, typer.Option(min=1, help="How many seeds, instead of the preset's number.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute's version: little data, one seed, few rows.")
     ] = False,
     at: Annotated[
         list[float] | None,
-        typer.Option(metavar="ROW", help="Run this row alone, e.g. 6 (%); may be repeated."),
+        typer.Option(
+            metavar="ROW", help="Run this row of the table alone, e.g. 6; may be repeated."
+        ),
     ] = None,
     set_: SetOption = None,
     summary: Annotated[
@@ -186,10 +192,11 @@ def reproduce(
     threads: Threads = None,
     compile_: Compile = False,
 ) -> None:
-    """Run tables and figures of the paper, and set their claims beside what comes out.
+    """Run tables and figures of the paper, and judge its claims by what comes out.
 
-    A run that is finished is not run again; one that was interrupted goes on. Values of other seeds
-    and rows in OUT/NAME, from this machine or another, stay beside the new ones.
+    What is finished is not run again; what was interrupted goes on.
+
+    Seeds and rows that OUT/NAME has from another day or machine stay.
     """
     from goldfish.experiments.reproduce import Reproduction
     from goldfish.experiments.scenario import Machine
@@ -219,7 +226,7 @@ def reproduce(
         say(f"Results: {folder / PAGE}")
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def bench(
     model: Annotated[str, typer.Option(help="The model to train: lenet5 or a ResNet.")] = "lenet5",
     clients: Annotated[
@@ -253,7 +260,7 @@ def bench(
     print_table(("what", "measured", "ratio"), rows)
 
 
-@app.command()
+@app.command(rich_help_panel=EXPERIMENTS)
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
 ) -> None:
@@ -263,7 +270,7 @@ def report(
     console.print(f"Report: {write_report(run_dir)}")
 
 
-@app.command()
+@project_app.command()
 def audit(
     run_dir: Annotated[
         Path | None,
@@ -299,9 +306,10 @@ def audit(
     workers: Workers = None,
     compile_: Compile = False,
 ) -> None:
-    """Compare a run's methods with retraining, sample by sample, over many models of each.
+    """Look for traces: many models beside many retrained ones, sample by sample.
 
-    In a project the newest version is audited, before a purge.
+    The methods of a run, or the newest version of a project, which has not been purged yet.
+
     An interrupted audit goes on where it was; so does one with more models.
     """
     from goldfish.audits import AUDIT, Audit
@@ -359,7 +367,7 @@ def audit(
     say(f"Details: {run_dir / AUDIT}. Report: {write_report(run_dir)}")
 
 
-@app.command()
+@app.command(rich_help_panel=THERE)
 def methods() -> None:
     """Say of each unlearning method what it is, keeps, handles and promises."""
     from goldfish.methods import METHODS, count_kept_models
@@ -381,7 +389,7 @@ def methods() -> None:
             _tell(Padding(text, (0, 0, 0, 2)))
 
 
-@app.command()
+@app.command(rich_help_panel=THERE)
 def models() -> None:
     """List the models; your own is named package.module:factory."""
     from goldfish.models import MODELS

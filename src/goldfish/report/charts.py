@@ -323,7 +323,12 @@ def draw(chart: Chart | Strips, colour: Mapping[str, int]) -> str:
 
 
 def svg(
-    paint: Callable[[Figure], None], name: str, size: float, *, transparent: bool = False
+    paint: Callable[[Figure], None],
+    name: str,
+    size: float,
+    *,
+    transparent: bool = False,
+    cropped: bool = False,
 ) -> str:
     """Return what ``paint`` draws as SVG, the same bytes for the same figure and ``name``."""
     import matplotlib.style
@@ -334,7 +339,10 @@ def svg(
         figure, buffer = Figure(), io.StringIO()
         paint(figure)
         nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
-        figure.savefig(buffer, format="svg", transparent=transparent, metadata=nothing)
+        box = "tight" if cropped else None
+        figure.savefig(
+            buffer, format="svg", transparent=transparent, metadata=nothing, bbox_inches=box
+        )
     return buffer.getvalue()
 
 

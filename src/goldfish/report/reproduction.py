@@ -10,6 +10,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -48,9 +49,11 @@ TITLES = {
     "accuracy": "Accuracy on clean test images, %",
     "backdoor_success": "Backdoor success, %",
 }
-PANEL, LEGEND = 4.8, 2.8
-"""Widths in a plot, in inches."""
+PANEL, HEIGHT = 4.8, 3.8
+"""The size of a panel in a plot, in inches; two stand side by side."""
 DASH, DOTS = (0, (4, 3)), (0, (1, 2))
+MARKERS = "oxs+Dv^"
+"""Hollow or of lines, so that a series which lies on another does not hide it."""
 Held: TypeAlias = Literal["holds", "holds in part", "does not hold", "not measured"]
 Key: TypeAlias = tuple[float, str, str]
 
@@ -132,7 +135,8 @@ def judge_claim(claim: Claim, numbers: Numbers) -> Judged:
             gain = {"higher": apart, "lower": -apart, "alike": -abs(apart)}[claim.holds]
             strict = name in claim.than and name != "paper" and claim.holds != "alike"
             if gain < -claim.margin or (strict and gain == claim.margin == 0):
-                text = f"{x:g} ({number(own.mean)} against {number(other.mean)} of {name})"
+                against = f"{number(own.mean)} against {number(other.mean)} of {name}"
+                text = f"{x:g} ({against if apart else f'{number(own.mean)}, as {name} has'})"
                 missed[x] = max(missed.get(x, (0.0, "")), (-gain, text))
             spread = math.hypot(own.std or 0.0, other.std or 0.0)
             close += 0 < spread >= abs(apart) and claim.holds != "alike"
@@ -288,23 +292,28 @@ def title_of(metric: str) -> str:
 def plot(preset: Preset, numbers: Numbers) -> str:
     """Draw a panel a metric, a line a series, the paper's values dashed; return the SVG."""
     metrics = [metric for metric in preset.metrics if metric != preset.error]
-    width = PANEL * len(metrics) + LEGEND
+    rows, columns = math.ceil(len(metrics) / 2), min(2, len(metrics))
 
     def paint(figure: Figure) -> None:
-        figure.set_size_inches(width, 3.8)
-        panels = figure.subplots(1, len(metrics), squeeze=False)[0]
-        figure.subplots_adjust(0.6 / width, 0.14, 1 - LEGEND / width, 0.91, wspace=0.22)
-        for axes, metric in zip(panels, metrics, strict=True):
-            _draw(axes, preset, numbers, metric)
+        figure.set_size_inches(PANEL * columns, HEIGHT * rows)
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        figure.subplots_adjust(wspace=0.2, hspace=0.3)
+        for axes, metric in zip_longest(panels, metrics):
+            if metric is None:
+                axes.set_axis_off()
+            else:
+                _draw(axes, preset, numbers, metric)
         beside = (1 + 0.15 / PANEL, 1.0)
-        panels[-1].legend(
+        panels[columns - 1].legend(
             *panels[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=beside
         )
 
-    return svg(paint, preset.name, 9.0)
+    return svg(paint, preset.name, 9.0, cropped=True)
 
 
 def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
     chosen = planned_shards(preset, numbers)
     for place, series in enumerate(preset.series):
         tone = f"C{place}"
@@ -319,12 +328,13 @@ def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
                 list(course),
                 [n.mean for n in course.values()],
                 yerr=bars if any(bars) else None,
-                marker="o",
+                marker=MARKERS[place % len(MARKERS)],
+                markerfacecolor="none",
                 elinewidth=0.8,
                 linewidth=3.0 if marked else 1.5,
                 label=f"{series.name} (planner's choice)" if marked else series.name,
                 color=tone,
-                markersize=4,
+                markersize=5,
                 capsize=2,
             )
         told = {x: n for (x, s, m), n in numbers.paper.items() if (s, m) == (series.name, metric)}
@@ -335,6 +345,10 @@ def _draw(axes: Any, preset: Preset, numbers: Numbers, metric: str) -> None:
         axes.axvline(preset.base["training"]["rounds"], color="red", linestyle=DOTS)
     if preset.x.setting is None:
         axes.xaxis.get_major_locator().set_params(integer=True)
+    else:
+        axes.set_xticks(numbers.rows())
+    if axes.get_ylim()[1] > 1e5:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
     if metric == "backdoor_success":  # origin has most of it, the others hardly any
         axes.set_yscale("symlog", linthresh=1)
         axes.set_yticks([0, 1, 10, 100], labels=["0", "1", "10", "100"])
