@@ -261,23 +261,27 @@ class InProcess:
     def _draws_globally(self) -> bool:
         """Tell whether model or data draw from torch's global generator (dropout, transforms).
 
-        Threads share that generator, so clients with such a model train one after the other,
-        each from a seed of its own; otherwise the bits would depend on who comes first.
+        Threads share that generator, so clients with such a model, or such data at any of them,
+        train one after the other, each from a seed of its own; otherwise the bits would depend on
+        who comes first.
         """
+        model_known = False
         for client in self._clients.values():
             data = removal.split(client, ()).retained
             if not len(data):
                 continue
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                model = self.model().train()
+                model = None if model_known else self.model().train()
+                before = torch.get_rng_state()
                 try:
-                    before = torch.get_rng_state()
                     inputs, _ = data.batch(torch.tensor([0, 0]))
-                    model(inputs.cpu())
+                    if model is not None:
+                        model(inputs.cpu())
+                        model_known = True
                 except Exception:
                     logger.info("%s could not be probed", client.id, exc_info=True)
-                    continue
-                return not torch.equal(before, torch.get_rng_state())
+                if not torch.equal(before, torch.get_rng_state()):
+                    return True
         return False
 
 
