@@ -9,7 +9,7 @@ rounds, would take follows from how much data they have.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from goldfish.types import DeletionRequest, ModelFactory, RoundReplies, States, 
 from goldfish.workflow import (
     Unlearned,
     bind,
+    listed,
     refuse_training,
     round_cost,
     run_phase,
@@ -66,7 +67,7 @@ class Advice:
 
 def plan(
     trained: Trained | Unlearned,
-    requests: Sequence[DeletionRequest],
+    requests: Iterable[DeletionRequest],
     *,
     methods: Mapping[str, Mapping[str, Any]] | None = None,
     training: TrainingSettings | None = None,
@@ -86,6 +87,7 @@ def plan(
     federation = origin.federation
     if not isinstance(federation, InProcess):
         raise ConfigError("Methods are rehearsed in this process: goldfish.InProcess(...).")
+    requests = listed(requests)
     wanted = {name: {} for name in METHODS} if methods is None else methods
     few = None if test is None else as_examples(test)
     how = training or origin.settings
@@ -103,7 +105,7 @@ def plan(
                     method,
                     own,
                     training=how.model_copy(update={"server_samples": TEST_SAMPLES}),
-                    rounds=rounds or origin.settings.rounds,
+                    rounds=origin.settings.rounds if rounds is None else rounds,
                     seed=origin.seed,
                     test=few,
                 )

@@ -7,7 +7,7 @@ Both make a plan (:func:`training_plan`, :func:`unlearning_plan`) and go through
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -144,7 +144,7 @@ def train(
 
 def unlearn(
     trained: Trained | Unlearned,
-    requests: Sequence[DeletionRequest],
+    requests: Iterable[DeletionRequest],
     *,
     method: str | Method[Any] = "goldfish",
     rounds: int | None = None,
@@ -175,8 +175,7 @@ def unlearn(
     if not isinstance(trained, Trained):
         what = type(trained).__name__
         raise ConfigError(f"unlearn() takes what train() returned, not a value of type {what}.")
-    if isinstance(requests, DeletionRequest):
-        raise ConfigError("unlearn() takes a list of requests: write [request].")
+    requests = listed(requests)
     chosen = method_named(method) if isinstance(method, str) else method
     training, own = _divide(settings, trained.settings, chosen)
     refuse_training(trained, chosen, own)
@@ -207,6 +206,18 @@ def unlearn(
         trained_after(plan, params, memo, lost), rounds=records, states=federation.states()
     )
     return Unlearned(chosen.name, after, notes_of(chosen, plan, own), lost)
+
+
+def listed(requests: Iterable[DeletionRequest]) -> list[DeletionRequest]:
+    """Return requests as a list: an iterator could be read once only. Nothing else is accepted."""
+    if isinstance(requests, DeletionRequest):
+        raise ConfigError("Requests are given as a list: write [request].")
+    found = list(requests)
+    for request in found:
+        if not isinstance(request, DeletionRequest):
+            what = type(request).__name__
+            raise ConfigError(f"Requests are goldfish.DeletionRequest values, not {what}.")
+    return found
 
 
 def trained_after(plan: Plan, params: Params, memo: Memo, lost: Sequence[NotHonoured]) -> Trained:
@@ -253,8 +264,7 @@ def unlearning_plan(
     ``requests`` are new; those that the trained model is free of already are left out.
     """
     federation, honoured = trained.federation, trained.honoured
-    if rounds < 1:
-        raise ConfigError(f"rounds must be at least 1, not {rounds}.")
+    rounds = TrainingSettings.parse({"rounds": rounds}).rounds
     if not requests:
         raise ConfigError("There is no deletion request: nothing to unlearn.")
     for request in requests:
