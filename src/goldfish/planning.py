@@ -18,6 +18,7 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.federation import InProcess
 from goldfish.hardware.native import working_clock
 from goldfish.methods import METHODS, Method, Trained, method_named
+from goldfish.methods.records import look
 from goldfish.results import Cost
 from goldfish.settings import Settings, TrainingSettings
 from goldfish.types import DeletionRequest, ModelFactory, RoundReplies, States, Task, Update
@@ -109,6 +110,7 @@ def plan(
                     seed=origin.seed,
                     test=few,
                 )
+                look(federation, full.new, origin.honoured)
                 costs = list(rehearsal.costs(full, method, own, origin.states))
                 total = sum(costs, Cost())
                 estimates.append(Estimate(name, method.guarantee, len(costs), total))
