@@ -88,7 +88,7 @@ def plan(
     federation = origin.federation
     if not isinstance(federation, InProcess):
         raise ConfigError("Methods are rehearsed in this process: goldfish.InProcess(...).")
-    requests = listed(requests)
+    requests = [*origin.lost, *listed(requests)]
     wanted = {name: {} for name in METHODS} if methods is None else methods
     few = None if test is None else as_examples(test)
     how = training or origin.settings

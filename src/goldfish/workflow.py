@@ -165,7 +165,8 @@ def unlearn(
     every round is scored.
 
     Look at ``not_honoured`` of the result: it lists the requests that the model does not honour,
-    because a client that the method forgets through was not there often enough.
+    because a client that the method forgets through was not there often enough. The next call that
+    starts from the result takes them up again.
 
     A call that is refused (a :class:`ConfigError`) leaves an :class:`InProcess` federation as it
     was. On other machines clients remember what they were asked.
@@ -175,7 +176,7 @@ def unlearn(
     if not isinstance(trained, Trained):
         what = type(trained).__name__
         raise ConfigError(f"unlearn() takes what train() returned, not a value of type {what}.")
-    requests = listed(requests)
+    requests = [*trained.lost, *listed(requests)]
     chosen = method_named(method) if isinstance(method, str) else method
     training, own = _divide(settings, trained.settings, chosen)
     refuse_training(trained, chosen, own)
@@ -224,7 +225,9 @@ def trained_after(plan: Plan, params: Params, memo: Memo, lost: Sequence[NotHono
     """Return what later unlearning starts from, once a plan was carried out but for ``lost``."""
     still = [left.request for left in lost]
     free_of = [request for request in plan.requests if request not in still]
-    return replace(plan.origin, params=params, phase=plan.phase, memo=memo, honoured=free_of)
+    return replace(
+        plan.origin, params=params, phase=plan.phase, memo=memo, honoured=free_of, lost=still
+    )
 
 
 def training_plan(

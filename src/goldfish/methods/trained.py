@@ -58,6 +58,8 @@ class Trained:
     process: :func:`goldfish.unlearn` gives it back to them first. None: what they keep by then."""
     honoured: Sequence[DeletionRequest] = ()
     """Requests of earlier deletions, whose data the model is free of."""
+    lost: Sequence[DeletionRequest] = ()
+    """Requests that were not honoured: the next unlearning takes them up again."""
 
     @property
     def model(self) -> nn.Module:
@@ -98,6 +100,7 @@ class Trained:
             clients=list(self.federation.client_ids),
             history=sorted(self.history),
             honoured=list(self.honoured),
+            lost=list(self.lost),
         )
         for index in about.history:
             RunDirectory(folder).save_history(self.history[index])
@@ -119,6 +122,7 @@ class _About(Part):
     clients: list[str]
     history: list[int]
     honoured: list[DeletionRequest]
+    lost: list[DeletionRequest] = Field(default_factory=list)
 
 
 def load(folder: str | Path, federation: Federation) -> Trained:
@@ -147,6 +151,7 @@ def load(folder: str | Path, federation: Federation) -> Trained:
         memo=kept.memo,
         states=kept.states or None,
         honoured=tuple(about.honoured),
+        lost=tuple(about.lost),
     )
 
 
