@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import goldfish
 from goldfish.errors import ConfigError, StoreError
-from goldfish.params import digest
+from goldfish.params import digest, params_of
 from goldfish.types import Client, DeletionRequest, ModelFactory
 
 MakeClients = Callable[..., list[Client]]
@@ -115,6 +117,40 @@ def test_a_model_trained_elsewhere_unlearns(
         goldfish.Trained.from_state_dict(federation, {"weight": torch.zeros(2)})
     with pytest.raises(ConfigError, match="needs client updates that were not kept"):
         goldfish.unlearn(adopted, [FIRST], method="fed-eraser")
+
+
+class Tied(nn.Module):
+    """A model that holds one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.second(self.first(inputs).relu()).relu())
+        return logits
+
+
+def test_an_adopted_model_is_a_copy_in_the_models_own_types(
+    make_clients: MakeClients, tmp_path: Path
+) -> None:
+    """What becomes of the module that it came from does not matter, and it can be saved."""
+    federation = goldfish.InProcess(make_clients(), Tied)
+    module = Tied()
+    before = digest(params_of(module))
+    adopted = goldfish.Trained.from_state_dict(federation, module.state_dict(), **TRAINING)
+    with torch.no_grad():
+        module.first.weight.zero_()
+    assert digest(adopted.params) == before
+    adopted.save(tmp_path / "adopted")
+    assert digest(goldfish.load(tmp_path / "adopted", federation).params) == before
+
+    double = goldfish.Trained.from_state_dict(federation, module.double().state_dict(), **TRAINING)
+    assert {t.dtype for t in double.params.values()} == {torch.float32}
+    module.out.bias.data[0] = math.nan
+    with pytest.raises(ConfigError, match="not finite: that model has diverged"):
+        goldfish.Trained.from_state_dict(federation, module.state_dict(), **TRAINING)
 
 
 def test_broken_folders_are_a_sentence(
