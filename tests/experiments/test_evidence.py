@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from goldfish.data import load
 from goldfish.errors import ConfigError
 from goldfish.evaluation.memory import class_matched, sample_losses
 from goldfish.evaluation.scores import backdoor_success
@@ -170,6 +172,27 @@ def test_accuracy_is_of_the_remaining_classes(tmp_path: Path, deletion: str) -> 
     share = 100 * int((labels == 3).sum()) / images.accuracy
     assert three.accuracy == pytest.approx(share)
     assert three.removed_class_accuracy == three.mistaken_for_removed == 0.0
+
+
+@pytest.mark.parametrize(
+    "deletion",
+    ["class_label = 4\nbackdoor_target = 7", "rate = 0.1\nthen = [{class_label = 4, after = 1}]"],
+    ids=["beside a backdoor", "later"],
+)
+def test_a_class_is_removed_where_a_manifest_leaves_samples_out(
+    tmp_path: Path, deletion: str
+) -> None:
+    """Of samples that nobody holds none is asked for."""
+    train = load("digits").train
+    held = train.ids[:300]
+    (tmp_path / "parts.json").write_text(json.dumps({"a": held[:150], "b": held[150:]}))
+    settings = ['data.partition="explicit"', f'data.manifest="{tmp_path / "parts.json"}"']
+    config = load_config(write(tmp_path, deletion), settings)
+    scenario = build_scenario(config, HERE)
+    assert scenario.removed is not None
+    of_class = {i for i, y in zip(held, train.labels[:300].tolist(), strict=True) if y == 4}
+    assert of_class <= set(scenario.removed.ids) <= set(held)
+    assert removed_classes(scenario) == [4]
 
 
 def test_where_only_clients_know_their_data_a_class_is_removed_when_all_remove_it(
