@@ -467,7 +467,8 @@ def _weighed(plan: Plan, asked: Round, server: ServerTest) -> tuple[Round, Seque
         count = len(asked.updates) + len(asked.failures)
         _check(RoundReplies(updates, failures), plan.training.quorum, count, asked.index, plan)
         absent = [name for name in plan.askers if name in {*asked.absent, *wrong}]
-        asked = replace(asked, updates=updates, failures=failures, absent=absent)
+        spent = [update.metrics for update in asked.updates if update.client_id in wrong]
+        asked = replace(asked, updates=updates, failures=failures, absent=absent, discarded=spent)
     if not asked.learned:
         raise DivergenceError(f"{wrong[0]} in round {asked.index} of {plan.phase}: {cause}.")
     return asked, adaptive_weights([errors[u.client_id] for u in asked.learned])
