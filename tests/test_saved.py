@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import goldfish
+from goldfish.data import Subset
 from goldfish.errors import ConfigError, StoreError
 from goldfish.params import digest, params_of
 from goldfish.types import Client, DeletionRequest, ModelFactory
@@ -77,6 +78,37 @@ def test_what_was_removed_stays_removed(
     second = goldfish.unlearn(later, [SECOND], method="retrain", rounds=1)
     held = sum(len(client.retained) for client in make_clients())
     assert second.cost.samples == held - 3
+
+
+def test_samples_stay_in_their_shards_when_those_of_a_removed_class_are_deleted(
+    make_clients: MakeClients, small_net: ModelFactory, tmp_path: Path
+) -> None:
+    """The shard that saw a sample is the one that is trained anew, for each of ten samples.
+
+    Which shard that is depends on the ids of all samples; a request for a class names none, and
+    another process finds them neither in the data nor in the requests.
+    """
+
+    def without_class_2() -> list[Client]:
+        whole = make_clients()
+        left = [(c.retained.labels != 2).nonzero().flatten() for c in whole]
+        return [Client(c.id, Subset(c.retained, p)) for c, p in zip(whole, left, strict=True)]
+
+    shards: dict[str, Any] = {"shards": 3, "shard_mode": "isolated"}
+    trained = goldfish.train(goldfish.InProcess(make_clients(), small_net), **TRAINING, **shards)
+    asked = [DeletionRequest(f"client-{n}", class_label=2) for n in (1, 2, 3)]
+    first = goldfish.unlearn(trained, asked, method="retrain").trained
+    first.save(tmp_path / "first")
+    for sample_id in without_class_2()[0].retained.ids[:10]:
+        request = DeletionRequest("client-1", sample_ids=[sample_id])
+        digests = []
+        for clients in (make_clients(), without_class_2()):
+            federation = goldfish.InProcess(clients, small_net)
+            start = goldfish.load(tmp_path / "first", federation)
+            goldfish.unlearn(start, [request], rounds=1)
+            kept = federation.states()["client-1"]
+            digests.append([digest(kept[f"goldfish/shard-{n}"]) for n in range(3)])
+        assert digests[0] == digests[1]
 
 
 def test_what_is_honoured_already_is_not_done_again(

@@ -98,6 +98,7 @@ def plan(
         own = method.settings.parse(values)
         rehearsal = _Rehearsal(federation)
         with federation.trial():
+            federation.remember(origin.removed)
             try:
                 refuse_training(origin, method, own)
                 full = unlearning_plan(

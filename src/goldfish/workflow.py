@@ -139,6 +139,7 @@ def train(
         None if method is None else chosen.name,
         memo,
         federation.states(),
+        removed=_removed(federation),
     )
 
 
@@ -156,7 +157,7 @@ def unlearn(
 
     ``trained`` is what :func:`train`, :func:`load` or an earlier :func:`unlearn` returned; what
     earlier calls removed stays removed. It stays as it is: the same call gives the same bits again,
-    whatever the federation has done in between.
+    unless clients were asked to remove more in between. They leave that out of every later call.
 
     ``settings`` are those of the method (``temperature``, ``mu_c``, ...) and, to train
     differently than before, those of the training (``learning_rate``, ``local_epochs``, ...).
@@ -193,6 +194,8 @@ def unlearn(
     )
     work, federation = bind(chosen.unlearn, own), trained.federation
     with federation.unless_refused() if isinstance(federation, InProcess) else nullcontext():
+        if isinstance(federation, InProcess):
+            federation.remember(trained.removed)
         file(federation, plan.new, trained.honoured)
         records, params, _, memo = _collect(plan, work, scored, states=trained.states)
     lost = not_honoured(plan, [record.absent for record in records], params)
@@ -204,9 +207,17 @@ def unlearn(
             stacklevel=2,
         )
     after = replace(
-        trained_after(plan, params, memo, lost), rounds=records, states=federation.states()
+        trained_after(plan, params, memo, lost),
+        rounds=records,
+        states=federation.states(),
+        removed=_removed(federation),
     )
     return Unlearned(chosen.name, after, notes_of(chosen, plan, own), lost)
+
+
+def _removed(federation: Federation) -> Mapping[str, Sequence[str]]:
+    """Return the ids that clients remember as removed, as far as they live in this process."""
+    return federation.removed if isinstance(federation, InProcess) else {}
 
 
 def listed(requests: Iterable[DeletionRequest]) -> list[DeletionRequest]:

@@ -154,6 +154,17 @@ class InProcess:
             client.state.arrays.update(states.get(client.id, {}))
             client.state.cache.clear()
 
+    @property
+    def removed(self) -> Mapping[str, Sequence[str]]:
+        """The ids of the samples that each client remembers to leave out."""
+        tombstones = {c.id: sorted(c.state.tombstones) for c in self._clients.values()}
+        return {client_id: ids for client_id, ids in tombstones.items() if ids}
+
+    def remember(self, removed: Mapping[str, Sequence[str]]) -> None:
+        """Let clients leave out these samples too, which another process has removed."""
+        for client in self._clients.values():
+            client.state.tombstones.update(removed.get(client.id, ()))
+
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep under the name of a phase."""
         return sum(

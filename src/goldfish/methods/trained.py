@@ -61,6 +61,9 @@ class Trained:
     """Requests of earlier deletions, whose data the model is free of."""
     lost: Sequence[DeletionRequest] = ()
     """Requests that were not honoured: the next unlearning takes them up again."""
+    removed: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    """Ids of the samples that clients in this process had removed by then: a request for a class
+    names none, and the division into shards goes by all ids, those of deleted samples too."""
 
     @property
     def model(self) -> nn.Module:
@@ -102,6 +105,7 @@ class Trained:
             history=sorted(self.history),
             honoured=list(self.honoured),
             lost=list(self.lost),
+            removed={client_id: list(ids) for client_id, ids in self.removed.items()},
         )
         for index in about.history:
             RunDirectory(folder).save_history(self.history[index])
@@ -124,6 +128,7 @@ class _About(Part):
     history: list[int]
     honoured: list[DeletionRequest]
     lost: list[DeletionRequest] = Field(default_factory=list)
+    removed: dict[str, list[str]] = Field(default_factory=dict)
 
 
 def load(folder: str | Path, federation: Federation) -> Trained:
@@ -152,6 +157,7 @@ def load(folder: str | Path, federation: Federation) -> Trained:
         states=kept.states or None,
         honoured=tuple(about.honoured),
         lost=tuple(about.lost),
+        removed=about.removed,
     )
 
 
