@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from goldfish.data import load
-from goldfish.errors import ConfigError
+from goldfish.errors import ConfigError, DataError
 from goldfish.evaluation.memory import class_matched, sample_losses
 from goldfish.evaluation.scores import backdoor_success
 from goldfish.evaluation.similarity import confidence, welch
@@ -20,7 +20,7 @@ from goldfish.experiments.config import load_config
 from goldfish.experiments.evaluator import Evaluator, removed_classes
 from goldfish.experiments.evidence import time_to_quality
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine, Scenario, build_scenario
+from goldfish.experiments.scenario import Machine, Scenario, build_scenario, select
 from goldfish.models import fresh_params
 from goldfish.report import headline
 from goldfish.results import Interval, Result
@@ -172,6 +172,14 @@ def test_accuracy_is_of_the_remaining_classes(tmp_path: Path, deletion: str) -> 
     share = 100 * int((labels == 3).sum()) / images.accuracy
     assert three.accuracy == pytest.approx(share)
     assert three.removed_class_accuracy == three.mistaken_for_removed == 0.0
+
+
+def test_a_test_set_of_removed_classes_alone_is_said_so(tmp_path: Path) -> None:
+    scenario = scenario_of(tmp_path, "class_label = 4")
+    fours = select(scenario.test, (scenario.test.labels == 4).nonzero().flatten())
+    evaluator = Evaluator(replace(scenario, test=fours), "cpu")
+    with pytest.raises(DataError, match="all of them are of classes that are removed"):
+        evaluator.measure(fresh_params(scenario.model, 0))
 
 
 @pytest.mark.parametrize(
