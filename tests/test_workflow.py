@@ -402,6 +402,14 @@ def test_the_teacher_is_counted_for_clients_that_join_later(
         (lambda t: goldfish.unlearn(t, cast("Any", REQUEST)), "write [request]"),
         (lambda t: goldfish.plan(t, cast("Any", REQUEST)), "write [request]"),
         (
+            lambda t: goldfish.unlearn(t, [REQUEST], method=cast("Any", ["retrain"])),
+            "method is a name or a goldfish.Method, not a value of type list",
+        ),
+        (
+            lambda _: goldfish.InProcess([Client(cast("Any", 7), SAMPLE)], model=nn.Module),
+            "write Client('7', ...)",
+        ),
+        (
             lambda t: goldfish.unlearn(t, cast("Any", [("client-1", "c1-1")])),
             "DeletionRequest values, not tuple",
         ),

@@ -124,7 +124,7 @@ def train(
             needed = method_named(name)
             kept.update(needed.kept_rounds(needed.settings.parse(values), checked.rounds))
     else:
-        chosen = method_named(method) if isinstance(method, str) else method
+        chosen = _chosen(method)
         checked, own = _divide(settings, TrainingSettings(), chosen)
         plan, work = own_training(federation, chosen, own, checked, seed, scored)
     records, params, history, memo = _collect(plan, work, scored, kept)
@@ -178,7 +178,7 @@ def unlearn(
         what = type(trained).__name__
         raise ConfigError(f"unlearn() takes what train() returned, not a value of type {what}.")
     requests = [*trained.lost, *listed(requests)]
-    chosen = method_named(method) if isinstance(method, str) else method
+    chosen = _chosen(method)
     training, own = _divide(settings, trained.settings, chosen)
     refuse_training(trained, chosen, own)
     scored = None if test is None else as_examples(test)
@@ -213,6 +213,16 @@ def unlearn(
         removed=_removed(federation),
     )
     return Unlearned(chosen.name, after, notes_of(chosen, plan, own), lost)
+
+
+def _chosen(method: str | Method[Any]) -> Method[Any]:
+    """Return the method that is given, or the one of that name."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        what = type(method).__name__
+        raise ConfigError(f"method is a name or a goldfish.Method, not a value of type {what}.")
+    return method_named(method)
 
 
 def _removed(federation: Federation) -> Mapping[str, Sequence[str]]:

@@ -77,6 +77,8 @@ class InProcess:
         if isinstance(clients, Client) or not all(isinstance(c, Client) for c in clients):
             raise ConfigError("clients is a list of goldfish.Client values.")
         ids = [client.id for client in clients]
+        for wrong in (client_id for client_id in ids if not isinstance(client_id, str)):
+            raise ConfigError(f"A client's id is a string: write Client({str(wrong)!r}, ...).")
         doubles = sorted({i for i in ids if ids.count(i) > 1})
         if not clients or doubles:
             what = f"these ids are used twice: {', '.join(doubles)}" if doubles else "there is none"
