@@ -44,6 +44,26 @@ def test_the_estimate_is_the_cost(
         assert reckoned.cost.bytes_sent == real.cost.bytes_sent
 
 
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (DeletionRequest("client-1", sample_ids=["c1-77"]), "does not hold sample 'c1-77'"),
+        (DeletionRequest("client-1", class_label=7), "holds no sample of class 7"),
+    ],
+)
+def test_a_request_that_names_nothing_is_not_planned(
+    make_clients: Callable[..., list[Client]],
+    small_net: ModelFactory,
+    request_: DeletionRequest,
+    words: str,
+) -> None:
+    """fed-recovery asks no client, and most methods pass over a class that is not there."""
+    federation = goldfish.InProcess(make_clients(), small_net)
+    trained = goldfish.train(federation, rounds=1, keep_for=["fed-recovery"])
+    with pytest.raises(goldfish.ConfigError, match=words):
+        goldfish.plan(trained, [request_])
+
+
 MOST_OF_ONE = [
     DeletionRequest("client-1", sample_ids=[f"c1-{i}" for i in range(26)]),
     *(DeletionRequest(f"client-{n}", sample_ids=[f"c{n}-0"]) for n in (2, 3)),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import goldfish
+from goldfish.data import Subset
 from goldfish.errors import ConfigError, StoreError
-from goldfish.params import digest
+from goldfish.params import digest, params_of
 from goldfish.types import Client, DeletionRequest, ModelFactory
 
 MakeClients = Callable[..., list[Client]]
@@ -77,6 +80,37 @@ def test_what_was_removed_stays_removed(
     assert second.cost.samples == held - 3
 
 
+def test_samples_stay_in_their_shards_when_those_of_a_removed_class_are_deleted(
+    make_clients: MakeClients, small_net: ModelFactory, tmp_path: Path
+) -> None:
+    """The shard that saw a sample is the one that is trained anew, for each of ten samples.
+
+    Which shard that is depends on the ids of all samples; a request for a class names none, and
+    another process finds them neither in the data nor in the requests.
+    """
+
+    def without_class_2() -> list[Client]:
+        whole = make_clients()
+        left = [(c.retained.labels != 2).nonzero().flatten() for c in whole]
+        return [Client(c.id, Subset(c.retained, p)) for c, p in zip(whole, left, strict=True)]
+
+    shards: dict[str, Any] = {"shards": 3, "shard_mode": "isolated"}
+    trained = goldfish.train(goldfish.InProcess(make_clients(), small_net), **TRAINING, **shards)
+    asked = [DeletionRequest(f"client-{n}", class_label=2) for n in (1, 2, 3)]
+    first = goldfish.unlearn(trained, asked, method="retrain").trained
+    first.save(tmp_path / "first")
+    for sample_id in without_class_2()[0].retained.ids[:10]:
+        request = DeletionRequest("client-1", sample_ids=[sample_id])
+        digests = []
+        for clients in (make_clients(), without_class_2()):
+            federation = goldfish.InProcess(clients, small_net)
+            start = goldfish.load(tmp_path / "first", federation)
+            goldfish.unlearn(start, [request], rounds=1)
+            kept = federation.states()["client-1"]
+            digests.append([digest(kept[f"goldfish/shard-{n}"]) for n in range(3)])
+        assert digests[0] == digests[1]
+
+
 def test_what_is_honoured_already_is_not_done_again(
     make_clients: MakeClients, small_net: ModelFactory
 ) -> None:
@@ -115,6 +149,40 @@ def test_a_model_trained_elsewhere_unlearns(
         goldfish.Trained.from_state_dict(federation, {"weight": torch.zeros(2)})
     with pytest.raises(ConfigError, match="needs client updates that were not kept"):
         goldfish.unlearn(adopted, [FIRST], method="fed-eraser")
+
+
+class Tied(nn.Module):
+    """A model that holds one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.second(self.first(inputs).relu()).relu())
+        return logits
+
+
+def test_an_adopted_model_is_a_copy_in_the_models_own_types(
+    make_clients: MakeClients, tmp_path: Path
+) -> None:
+    """What becomes of the module that it came from does not matter, and it can be saved."""
+    federation = goldfish.InProcess(make_clients(), Tied)
+    module = Tied()
+    before = digest(params_of(module))
+    adopted = goldfish.Trained.from_state_dict(federation, module.state_dict(), **TRAINING)
+    with torch.no_grad():
+        module.first.weight.zero_()
+    assert digest(adopted.params) == before
+    adopted.save(tmp_path / "adopted")
+    assert digest(goldfish.load(tmp_path / "adopted", federation).params) == before
+
+    double = goldfish.Trained.from_state_dict(federation, module.double().state_dict(), **TRAINING)
+    assert {t.dtype for t in double.params.values()} == {torch.float32}
+    module.out.bias.data[0] = math.nan
+    with pytest.raises(ConfigError, match="not finite: that model has diverged"):
+        goldfish.Trained.from_state_dict(federation, module.state_dict(), **TRAINING)
 
 
 def test_broken_folders_are_a_sentence(

@@ -145,7 +145,8 @@ def test_settings_of_training_and_method_are_told_apart(
         ({"temperature": 0.5}, "temperature: Input should be greater than 1"),
         ({"learning_rate": -1.0}, "learning_rate: Input should be greater than 0"),
         ({"method": "goldfsh"}, "Unknown method 'goldfsh'. Did you mean 'goldfish'?"),
-        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"rounds": 0}, "rounds: Input should be greater than or equal to 1"),
+        ({"rounds": 1.5}, "rounds: Input should be a valid integer"),
         ({"method": "retrain", "mu_c": 1.0}, "retrain takes: none"),
     ],
 )
@@ -162,6 +163,15 @@ def test_requests_must_name_a_client(trained: goldfish.Trained) -> None:
         goldfish.unlearn(trained, [DeletionRequest("client1")], rounds=1)
     with pytest.raises(goldfish.ConfigError, match="no deletion request"):
         goldfish.unlearn(trained, [], rounds=1)
+
+
+def test_requests_may_come_from_an_iterator(trained: goldfish.Trained) -> None:
+    """Its second reading is empty, and was once taken for a model that is free of all of it."""
+    result = goldfish.unlearn(trained, iter([REQUEST]), method="retrain", rounds=1)
+    assert result.trained.honoured == [REQUEST]
+    assert result.cost.samples == 30 + 24 + 18 - 2
+    advice = goldfish.plan(trained, iter([REQUEST]), methods={"retrain": {}, "goldfish": {}})
+    assert [own.refused for own in advice.estimates] == [None, None]
 
 
 def test_a_method_of_ones_own(trained: goldfish.Trained) -> None:
@@ -390,6 +400,19 @@ def test_the_teacher_is_counted_for_clients_that_join_later(
     ("call", "words"),
     [
         (lambda t: goldfish.unlearn(t, cast("Any", REQUEST)), "write [request]"),
+        (lambda t: goldfish.plan(t, cast("Any", REQUEST)), "write [request]"),
+        (
+            lambda t: goldfish.unlearn(t, [REQUEST], method=cast("Any", ["retrain"])),
+            "method is a name or a goldfish.Method, not a value of type list",
+        ),
+        (
+            lambda _: goldfish.InProcess([Client(cast("Any", 7), SAMPLE)], model=nn.Module),
+            "write Client('7', ...)",
+        ),
+        (
+            lambda t: goldfish.unlearn(t, cast("Any", [("client-1", "c1-1")])),
+            "DeletionRequest values, not tuple",
+        ),
         (lambda t: goldfish.unlearn(t.federation, [REQUEST]), "takes what train() returned"),
         (lambda t: goldfish.train(t.federation, keep_for="fed-eraser"), "write ['fed-eraser']"),
         (lambda t: goldfish.InProcess([], model=t.model), "builds a new nn.Module at each call"),

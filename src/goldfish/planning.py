@@ -9,7 +9,7 @@ rounds, would take follows from how much data they have.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,12 +18,14 @@ from goldfish.errors import ConfigError, GoldfishError
 from goldfish.federation import InProcess
 from goldfish.hardware.native import working_clock
 from goldfish.methods import METHODS, Method, Trained, method_named
+from goldfish.methods.records import look
 from goldfish.results import Cost
 from goldfish.settings import Settings, TrainingSettings
 from goldfish.types import DeletionRequest, ModelFactory, RoundReplies, States, Task, Update
 from goldfish.workflow import (
     Unlearned,
     bind,
+    listed,
     refuse_training,
     round_cost,
     run_phase,
@@ -66,7 +68,7 @@ class Advice:
 
 def plan(
     trained: Trained | Unlearned,
-    requests: Sequence[DeletionRequest],
+    requests: Iterable[DeletionRequest],
     *,
     methods: Mapping[str, Mapping[str, Any]] | None = None,
     training: TrainingSettings | None = None,
@@ -86,6 +88,7 @@ def plan(
     federation = origin.federation
     if not isinstance(federation, InProcess):
         raise ConfigError("Methods are rehearsed in this process: goldfish.InProcess(...).")
+    requests = [*origin.lost, *listed(requests)]
     wanted = {name: {} for name in METHODS} if methods is None else methods
     few = None if test is None else as_examples(test)
     how = training or origin.settings
@@ -95,6 +98,7 @@ def plan(
         own = method.settings.parse(values)
         rehearsal = _Rehearsal(federation)
         with federation.trial():
+            federation.remember(origin.removed)
             try:
                 refuse_training(origin, method, own)
                 full = unlearning_plan(
@@ -103,10 +107,11 @@ def plan(
                     method,
                     own,
                     training=how.model_copy(update={"server_samples": TEST_SAMPLES}),
-                    rounds=rounds or origin.settings.rounds,
+                    rounds=origin.settings.rounds if rounds is None else rounds,
                     seed=origin.seed,
                     test=few,
                 )
+                look(federation, full.new, origin.honoured)
                 costs = list(rehearsal.costs(full, method, own, origin.states))
                 total = sum(costs, Cost())
                 estimates.append(Estimate(name, method.guarantee, len(costs), total))

@@ -7,7 +7,7 @@ Both make a plan (:func:`training_plan`, :func:`unlearning_plan`) and go through
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -124,7 +124,7 @@ def train(
             needed = method_named(name)
             kept.update(needed.kept_rounds(needed.settings.parse(values), checked.rounds))
     else:
-        chosen = method_named(method) if isinstance(method, str) else method
+        chosen = _chosen(method)
         checked, own = _divide(settings, TrainingSettings(), chosen)
         plan, work = own_training(federation, chosen, own, checked, seed, scored)
     records, params, history, memo = _collect(plan, work, scored, kept)
@@ -139,12 +139,13 @@ def train(
         None if method is None else chosen.name,
         memo,
         federation.states(),
+        removed=_removed(federation),
     )
 
 
 def unlearn(
     trained: Trained | Unlearned,
-    requests: Sequence[DeletionRequest],
+    requests: Iterable[DeletionRequest],
     *,
     method: str | Method[Any] = "goldfish",
     rounds: int | None = None,
@@ -156,7 +157,7 @@ def unlearn(
 
     ``trained`` is what :func:`train`, :func:`load` or an earlier :func:`unlearn` returned; what
     earlier calls removed stays removed. It stays as it is: the same call gives the same bits again,
-    whatever the federation has done in between.
+    unless clients were asked to remove more in between. They leave that out of every later call.
 
     ``settings`` are those of the method (``temperature``, ``mu_c``, ...) and, to train
     differently than before, those of the training (``learning_rate``, ``local_epochs``, ...).
@@ -165,7 +166,8 @@ def unlearn(
     every round is scored.
 
     Look at ``not_honoured`` of the result: it lists the requests that the model does not honour,
-    because a client that the method forgets through was not there often enough.
+    because a client that the method forgets through was not there often enough. The next call that
+    starts from the result takes them up again.
 
     A call that is refused (a :class:`ConfigError`) leaves an :class:`InProcess` federation as it
     was. On other machines clients remember what they were asked.
@@ -175,9 +177,8 @@ def unlearn(
     if not isinstance(trained, Trained):
         what = type(trained).__name__
         raise ConfigError(f"unlearn() takes what train() returned, not a value of type {what}.")
-    if isinstance(requests, DeletionRequest):
-        raise ConfigError("unlearn() takes a list of requests: write [request].")
-    chosen = method_named(method) if isinstance(method, str) else method
+    requests = [*trained.lost, *listed(requests)]
+    chosen = _chosen(method)
     training, own = _divide(settings, trained.settings, chosen)
     refuse_training(trained, chosen, own)
     scored = None if test is None else as_examples(test)
@@ -193,6 +194,8 @@ def unlearn(
     )
     work, federation = bind(chosen.unlearn, own), trained.federation
     with federation.unless_refused() if isinstance(federation, InProcess) else nullcontext():
+        if isinstance(federation, InProcess):
+            federation.remember(trained.removed)
         file(federation, plan.new, trained.honoured)
         records, params, _, memo = _collect(plan, work, scored, states=trained.states)
     lost = not_honoured(plan, [record.absent for record in records], params)
@@ -204,16 +207,48 @@ def unlearn(
             stacklevel=2,
         )
     after = replace(
-        trained_after(plan, params, memo, lost), rounds=records, states=federation.states()
+        trained_after(plan, params, memo, lost),
+        rounds=records,
+        states=federation.states(),
+        removed=_removed(federation),
     )
     return Unlearned(chosen.name, after, notes_of(chosen, plan, own), lost)
+
+
+def _chosen(method: str | Method[Any]) -> Method[Any]:
+    """Return the method that is given, or the one of that name."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        what = type(method).__name__
+        raise ConfigError(f"method is a name or a goldfish.Method, not a value of type {what}.")
+    return method_named(method)
+
+
+def _removed(federation: Federation) -> Mapping[str, Sequence[str]]:
+    """Return the ids that clients remember as removed, as far as they live in this process."""
+    return federation.removed if isinstance(federation, InProcess) else {}
+
+
+def listed(requests: Iterable[DeletionRequest]) -> list[DeletionRequest]:
+    """Return requests as a list: an iterator could be read once only. Nothing else is accepted."""
+    if isinstance(requests, DeletionRequest):
+        raise ConfigError("Requests are given as a list: write [request].")
+    found = list(requests)
+    for request in found:
+        if not isinstance(request, DeletionRequest):
+            what = type(request).__name__
+            raise ConfigError(f"Requests are goldfish.DeletionRequest values, not {what}.")
+    return found
 
 
 def trained_after(plan: Plan, params: Params, memo: Memo, lost: Sequence[NotHonoured]) -> Trained:
     """Return what later unlearning starts from, once a plan was carried out but for ``lost``."""
     still = [left.request for left in lost]
     free_of = [request for request in plan.requests if request not in still]
-    return replace(plan.origin, params=params, phase=plan.phase, memo=memo, honoured=free_of)
+    return replace(
+        plan.origin, params=params, phase=plan.phase, memo=memo, honoured=free_of, lost=still
+    )
 
 
 def training_plan(
@@ -253,8 +288,7 @@ def unlearning_plan(
     ``requests`` are new; those that the trained model is free of already are left out.
     """
     federation, honoured = trained.federation, trained.honoured
-    if rounds < 1:
-        raise ConfigError(f"rounds must be at least 1, not {rounds}.")
+    rounds = TrainingSettings.parse({"rounds": rounds}).rounds
     if not requests:
         raise ConfigError("There is no deletion request: nothing to unlearn.")
     for request in requests:

@@ -228,6 +228,8 @@ def test_what_is_not_labelled_data_is_refused_with_words(data: object, words: st
         ([{"x": 1, "y": 2}], "gave a dict"),
         ([(torch.zeros(1), 0.5)], "integer label"),
         ([("text", 1)], "str"),
+        ([(torch.zeros(1), 0), (torch.zeros(1), -100)], r"dataset\[1\] has the label -100"),
+        ([(torch.zeros(1, dtype=torch.complex64), 0)], "complex numbers"),
         ([(torch.zeros(1), 0), (torch.zeros(2), 0)], "one shape"),
     ],
 )

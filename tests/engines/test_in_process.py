@@ -82,6 +82,32 @@ def test_bits_of_a_model_with_dropout_do_not_depend_on_workers(make_clients: Mak
     assert result(1) == result(3)
 
 
+class Jittered(TensorExamples):
+    """Data with a random transform of its own, as torchvision's are."""
+
+    def batch(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, labels = super().batch(positions)
+        return inputs + torch.randn(inputs.shape), labels
+
+
+def test_random_transforms_are_noticed_at_every_client(
+    make_clients: MakeClients, small_net: type[nn.Module]
+) -> None:
+    """The first client's data draws nothing; what the others draw was once a matter of chance."""
+
+    def result(workers: int, callers_seed: int) -> str:
+        first, *others = make_clients()
+        clients = [first]
+        for client in others:
+            inputs, labels = client.retained.batch(torch.arange(len(client.retained)))
+            clients.append(replace(client, retained=Jittered(inputs, labels, client.retained.ids)))
+        torch.manual_seed(callers_seed)
+        federation = goldfish.InProcess(clients, small_net, workers=workers)
+        return digest(goldfish.train(federation, rounds=2, learning_rate=0.1, batch_size=8).params)
+
+    assert result(1, callers_seed=1) == result(1, callers_seed=2) == result(3, callers_seed=3)
+
+
 def test_dropout_is_noticed_when_the_first_task_goes_to_a_client_without_data(
     make_clients: MakeClients, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from goldfish.errors import ConfigError
+from goldfish.data import load
+from goldfish.errors import ConfigError, DataError
 from goldfish.evaluation.memory import class_matched, sample_losses
 from goldfish.evaluation.scores import backdoor_success
 from goldfish.evaluation.similarity import confidence, welch
@@ -18,7 +20,7 @@ from goldfish.experiments.config import load_config
 from goldfish.experiments.evaluator import Evaluator, removed_classes
 from goldfish.experiments.evidence import time_to_quality
 from goldfish.experiments.runner import run_experiment
-from goldfish.experiments.scenario import Machine, Scenario, build_scenario
+from goldfish.experiments.scenario import Machine, Scenario, build_scenario, select
 from goldfish.models import fresh_params
 from goldfish.report import headline
 from goldfish.results import Interval, Result
@@ -170,6 +172,35 @@ def test_accuracy_is_of_the_remaining_classes(tmp_path: Path, deletion: str) -> 
     share = 100 * int((labels == 3).sum()) / images.accuracy
     assert three.accuracy == pytest.approx(share)
     assert three.removed_class_accuracy == three.mistaken_for_removed == 0.0
+
+
+def test_a_test_set_of_removed_classes_alone_is_said_so(tmp_path: Path) -> None:
+    scenario = scenario_of(tmp_path, "class_label = 4")
+    fours = select(scenario.test, (scenario.test.labels == 4).nonzero().flatten())
+    evaluator = Evaluator(replace(scenario, test=fours), "cpu")
+    with pytest.raises(DataError, match="all of them are of classes that are removed"):
+        evaluator.measure(fresh_params(scenario.model, 0))
+
+
+@pytest.mark.parametrize(
+    "deletion",
+    ["class_label = 4\nbackdoor_target = 7", "rate = 0.1\nthen = [{class_label = 4, after = 1}]"],
+    ids=["beside a backdoor", "later"],
+)
+def test_a_class_is_removed_where_a_manifest_leaves_samples_out(
+    tmp_path: Path, deletion: str
+) -> None:
+    """Of samples that nobody holds none is asked for."""
+    train = load("digits").train
+    held = train.ids[:300]
+    (tmp_path / "parts.json").write_text(json.dumps({"a": held[:150], "b": held[150:]}))
+    settings = ['data.partition="explicit"', f'data.manifest="{tmp_path / "parts.json"}"']
+    config = load_config(write(tmp_path, deletion), settings)
+    scenario = build_scenario(config, HERE)
+    assert scenario.removed is not None
+    of_class = {i for i, y in zip(held, train.labels[:300].tolist(), strict=True) if y == 4}
+    assert of_class <= set(scenario.removed.ids) <= set(held)
+    assert removed_classes(scenario) == [4]
 
 
 def test_where_only_clients_know_their_data_a_class_is_removed_when_all_remove_it(

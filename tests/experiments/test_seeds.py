@@ -115,6 +115,19 @@ def test_seeds_may_differ_in_who_was_absent() -> None:
     assert found.std["accuracy"] == pytest.approx(statistics.stdev([80.0, 90.0]))
 
 
+def test_a_stage_may_be_longer_in_one_seed_than_in_another() -> None:
+    """Stages of 2 and 1 rounds, and of 1 and 2: of each, one round is in both."""
+
+    def own(stages: list[int], accuracies: list[float]) -> list[Record]:
+        numbers = {"loss": 0.1, "mse": 0.1}
+        told = enumerate(zip(stages, accuracies, strict=True), start=1)
+        return [Record(round=n, stage=s, accuracy=a, **numbers) for n, (s, a) in told]
+
+    rounds = [own([1, 1, 2], [10.0, 20.0, 30.0]), own([1, 2, 2], [50.0, 60.0, 70.0])]
+    found = combined(*(single(rounds=each) for each in rounds)).rounds
+    assert [(r.round, r.stage, r.accuracy) for r in found] == [(1, 1, 30.0), (2, 2, 45.0)]
+
+
 def test_later_requests_are_honoured_from_the_methods_own_result(
     config_file: Path, tmp_path: Path
 ) -> None:

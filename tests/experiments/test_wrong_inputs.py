@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from goldfish.cli import main
+from goldfish.data import load
 
 SMALL = """
 [data]
@@ -75,6 +77,17 @@ def somebody_elses_folder(folder: Path) -> None:
 
 def other_manifest(folder: Path) -> None:
     (folder / "manifest.json").write_text('{"schema": 1}')
+
+
+def manifest_for_other_data(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"a": ["nobody"], "b": ["somebody"]}')
+
+
+def manifest_without_class_3(folder: Path) -> None:
+    train = load("digits").train
+    labels = zip(train.ids, train.labels.tolist(), strict=True)
+    others = [sample_id for sample_id, label in labels if label != 3]
+    (folder / "manifest.json").write_text(json.dumps({"a": others[:50], "b": others[50:100]}))
 
 
 @dataclass(frozen=True)
@@ -212,6 +225,20 @@ CASES = [
         ("manifest.json",),
         ('data.partition="explicit"', 'data.manifest="manifest.json"'),
         prepare=other_manifest,
+    ),
+    Wrong(
+        "manifest for other data",
+        ("that the data does not have, such as 'nobody'",),
+        ("deletion.class_label=3", 'data.partition="explicit"', 'data.manifest="manifest.json"'),
+        prepare=manifest_for_other_data,
+        config=NO_DELETION,
+    ),
+    Wrong(
+        "class that is in no client's part",
+        ("class_label", "no client holds a sample of class 3"),
+        ("deletion.class_label=3", 'data.partition="explicit"', 'data.manifest="manifest.json"'),
+        prepare=manifest_without_class_3,
+        config=NO_DELETION,
     ),
     Wrong("more shards than samples", ("too few for 900 shards",), ("training.shards=900",)),
     Wrong("no data folder", ("--data-dir", "$GOLDFISH_DATA", "goldfish data fetch mnist"), MNIST),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,27 @@ def test_an_asker_that_never_answers_leaves_its_request_not_honoured(
         result = goldfish.unlearn(trained, [REQUEST, other], method=name, rounds=3, test=test_set)
     assert result.not_honoured == [goldfish.NotHonoured(REQUEST, "took part in 0 of 3 rounds")]
     assert all(record.absent == ["client-1"] for record in result.rounds)
+
+
+def test_what_was_not_honoured_is_taken_up_again(
+    make_clients: MakeClients, small_net: Net, tmp_path: Path
+) -> None:
+    """A federation that knows nothing but the saved folder trains on 72 samples less 2 and 1."""
+    away = trained_on(
+        make_clients(),
+        small_net,
+        lambda t: 99 * (t.client_id == "client-1" and t.step.name == "goldfish"),
+    )
+    with pytest.warns(RuntimeWarning, match="request of client-1 is not honoured"):
+        first = goldfish.unlearn(away, [REQUEST], method="goldfish-warm", rounds=1)
+    assert not first.trained.honoured
+    first.trained.save(tmp_path / "first")
+    back = goldfish.load(tmp_path / "first", goldfish.InProcess(make_clients(), small_net))
+    other = DeletionRequest("client-2", sample_ids=["c2-5"])
+    second = goldfish.unlearn(back, [other], method="retrain", rounds=1)
+    assert second.cost.samples == 72 - 3
+    assert second.trained.honoured == [REQUEST, other]
+    assert not second.trained.lost
 
 
 def test_half_of_the_rounds_are_enough(make_clients: MakeClients, small_net: Net) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import goldfish
 from goldfish.data import TensorExamples
@@ -133,6 +133,31 @@ def test_buffers_are_those_of_the_others_in_the_last_round(trained: goldfish.Tra
     mean = weighted_mean((u.params for u in others), [u.num_examples for u in others])
     for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
         assert torch.equal(recovered.params[name], mean[name]), name
+
+
+class Frozen(nn.Module):
+    """A model with a weight that is not trained, and one under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fixed, self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, 3)
+        self.fixed.requires_grad_(requires_grad=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.second(self.first(self.fixed(inputs)).relu())
+        logits: Tensor = self.out(hidden.relu())
+        return logits
+
+
+def test_frozen_weights_get_no_noise_and_tied_ones_stay_tied(make_clients: MakeClients) -> None:
+    trained = train(goldfish.InProcess(make_clients(), Frozen))
+    params = recover(plan_for(trained, REQUESTS["samples"]), FedRecoverySettings()).params
+    for name in ("fixed.weight", "fixed.bias"):
+        assert torch.equal(params[name], trained.params[name])
+    assert torch.equal(params["first.weight"], params["second.weight"])
+    assert not torch.equal(params["first.weight"], trained.params["first.weight"])
 
 
 def test_noise_is_as_large_as_asked(trained: goldfish.Trained) -> None:

@@ -154,13 +154,17 @@ def test_what_does_not_go_together_is_refused_before_any_work(
 def test_adaptive_weights_of_huge_numbers_are_their_clients_failure(
     hostile: Hostile, test_set: TensorExamples, value: float
 ) -> None:
-    """The round goes on without that client, and says so; below the quorum it ends the run."""
+    """The round goes on without that client, and says so; below the quorum it ends the run.
+
+    What the client computed counts: the five hold 30 + 24 + 18 + 24 + 30 samples.
+    """
     honest = goldfish.train(hostile, rounds=1, aggregation="adaptive", test=test_set)
     assert not honest.rounds[0].failures
     hostile.forge = floats(value)
     with pytest.warns(RuntimeWarning, match="client-5 did not answer .*its predictions are none"):
         trained = goldfish.train(hostile, rounds=2, aggregation="adaptive", test=test_set)
     assert [[f.client_id for f in r.failures] for r in trained.rounds] == [["client-5"]] * 2
+    assert [r.cost.samples for r in trained.rounds] == [126, 126]
     assert P.all_finite(trained.params)
     with pytest.raises(goldfish.DivergenceError, match="client-5 in round 1 of origin"):
         goldfish.train(hostile, rounds=1, aggregation="adaptive", test=test_set, quorum=1.0)

@@ -166,13 +166,20 @@ class DatasetExamples:
                 "needed."
             )
         try:
-            return torch.as_tensor(item[0]), operator.index(item[1])
+            inputs, label = torch.as_tensor(item[0]), operator.index(item[1])
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(
                 f"dataset[{position}] gave ({type(item[0]).__name__}, {type(item[1]).__name__}); "
                 "a tensor or array and an integer label are needed. A transform to tensors may "
                 f"be missing ({error})."
             ) from error
+        if label < 0:  # PyTorch passes over samples with the label -100
+            raise DataError(f"dataset[{position}] has the label {label}; labels count from 0.")
+        if inputs.is_complex():
+            raise DataError(
+                f"dataset[{position}] gave complex numbers; give real and imaginary parts apart."
+            )
+        return inputs, label
 
 
 def as_examples(data: object) -> Examples:

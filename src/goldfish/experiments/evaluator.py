@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from goldfish.data import TensorExamples, removal
+from goldfish.errors import DataError
 from goldfish.evaluation.memory import Matched, class_matched, sample_hits, sample_losses
 from goldfish.evaluation.scores import Scores, backdoor_success, score
 from goldfish.experiments.scenario import Scenario, select
@@ -90,6 +91,11 @@ class Evaluator:
     def scores(self, on_test: Tensor) -> Scores:
         """Return the scores of logits of the test set, on the classes that remain."""
         rest = self._remaining
+        if not bool(rest.any()):
+            raise DataError(
+                "No test image is left to measure accuracy on: all of them are of classes that are "
+                "removed, or that no client has. Add test images of the classes that remain."
+            )
         return score(on_test[rest], self._labels[rest], self.scenario.num_classes)
 
     def client_accuracies(self, updates: Sequence[Update]) -> list[float]:

@@ -405,7 +405,9 @@ class _Chooser:
         self._partition = partition
         self._train = train
         self._seed = seed
-        self._label_of = dict(zip(train.ids, train.labels.tolist(), strict=True))
+        held = set().union(*partition.clients.values())
+        labels = zip(train.ids, train.labels.tolist(), strict=True)
+        self._label_of = {sample_id: label for sample_id, label in labels if sample_id in held}
         self._shard_of = shards and {
             sample_id: number
             for client_id, ids in partition.clients.items()
@@ -501,7 +503,7 @@ class _Chooser:
         label = what.class_label
         of_class = [i for i, own in self._label_of.items() if own == label]
         if label is None or not of_class:
-            raise ConfigError(f"deletion.class_label: no training sample is of class {label}.")
+            raise ConfigError(f"deletion.class_label: no client holds a sample of class {label}.")
         if backdoor is None and not self._asked:
             return removal.requests_for_class(self._partition, label)
         # Poisoned samples change their label: they are asked for by id.
@@ -566,7 +568,9 @@ def _read_partition(run: Path) -> Partition:
 def divide(settings: DataSettings, seed: int, train: TensorExamples) -> Partition:
     """Return who holds what of the training data."""
     if settings.partition == "explicit":
-        return partitions.explicit(Path(settings.manifest or ""))
+        said = partitions.explicit(Path(settings.manifest or ""))
+        partitions.split(train, said)  # says so where the data does not have a sample
+        return said
     return partitions.partition(
         train, settings.clients, kind=settings.partition, alpha=settings.alpha, seed=seed
     )

@@ -106,10 +106,16 @@ def _combine(
 
 
 def _combine_rounds(all_rounds: Sequence[Sequence[Record]]) -> list[Record]:
-    """Average round by round, as far as all seeds have it."""
+    """Average round by round, stage by stage, as far as all seeds have it."""
+    stages = sorted({record.stage for own in all_rounds for record in own})
+    alike = [
+        same
+        for stage in stages
+        for same in zip(*([r for r in own if r.stage == stage] for own in all_rounds), strict=False)
+    ]
     keys = [metric.key for metric in METRICS if metric.chart and metric.spread]
     rounds = []
-    for same in zip(*all_rounds, strict=False):
+    for number, same in enumerate(alike, start=1):
         stds = {key: _deviation([getattr(record, key) for record in same]) for key in keys}
         more = {
             "failures": [failure for record in same for failure in record.failures],
@@ -117,6 +123,8 @@ def _combine_rounds(all_rounds: Sequence[Sequence[Record]]) -> list[Record]:
                 name: list(dict.fromkeys(c for record in same for c in getattr(record, name)))
                 for name in ("absent", "shortened")
             },
+            "round": number,
+            "stage": same[0].stage,
             "client_accuracies": [],
             "std": {key: std for key, std in stds.items() if std is not None},
         }

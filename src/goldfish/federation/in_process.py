@@ -77,6 +77,8 @@ class InProcess:
         if isinstance(clients, Client) or not all(isinstance(c, Client) for c in clients):
             raise ConfigError("clients is a list of goldfish.Client values.")
         ids = [client.id for client in clients]
+        for wrong in (client_id for client_id in ids if not isinstance(client_id, str)):
+            raise ConfigError(f"A client's id is a string: write Client({str(wrong)!r}, ...).")
         doubles = sorted({i for i in ids if ids.count(i) > 1})
         if not clients or doubles:
             what = f"these ids are used twice: {', '.join(doubles)}" if doubles else "there is none"
@@ -153,6 +155,17 @@ class InProcess:
             client.state.arrays.clear()
             client.state.arrays.update(states.get(client.id, {}))
             client.state.cache.clear()
+
+    @property
+    def removed(self) -> Mapping[str, Sequence[str]]:
+        """The ids of the samples that each client remembers to leave out."""
+        tombstones = {c.id: sorted(c.state.tombstones) for c in self._clients.values()}
+        return {client_id: ids for client_id, ids in tombstones.items() if ids}
+
+    def remember(self, removed: Mapping[str, Sequence[str]]) -> None:
+        """Let clients leave out these samples too, which another process has removed."""
+        for client in self._clients.values():
+            client.state.tombstones.update(removed.get(client.id, ()))
 
     def bytes_kept(self, phase: str) -> int:
         """Return how many bytes the clients keep under the name of a phase."""
@@ -261,23 +274,27 @@ class InProcess:
     def _draws_globally(self) -> bool:
         """Tell whether model or data draw from torch's global generator (dropout, transforms).
 
-        Threads share that generator, so clients with such a model train one after the other,
-        each from a seed of its own; otherwise the bits would depend on who comes first.
+        Threads share that generator, so clients with such a model, or such data at any of them,
+        train one after the other, each from a seed of its own; otherwise the bits would depend on
+        who comes first.
         """
+        model_known = False
         for client in self._clients.values():
             data = removal.split(client, ()).retained
             if not len(data):
                 continue
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                model = self.model().train()
+                model = None if model_known else self.model().train()
+                before = torch.get_rng_state()
                 try:
-                    before = torch.get_rng_state()
                     inputs, _ = data.batch(torch.tensor([0, 0]))
-                    model(inputs.cpu())
+                    if model is not None:
+                        model(inputs.cpu())
+                        model_known = True
                 except Exception:
                     logger.info("%s could not be probed", client.id, exc_info=True)
-                    continue
-                return not torch.equal(before, torch.get_rng_state())
+                if not torch.equal(before, torch.get_rng_state()):
+                    return True
         return False
 
 

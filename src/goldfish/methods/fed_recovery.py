@@ -46,7 +46,7 @@ at hand. What is ours:
 - Clients' updates of several local steps, weighted by samples, stand in for gradients.
 - The bound d above, which follows from what was kept; the strength and the noise ratio.
 - Buffers (BatchNorm's statistics) are what the remaining clients' updates of the last round average
-  to, without noise: a perturbed variance can become negative.
+  to, without noise: a perturbed variance can become negative. Frozen weights stay as they are.
 - The paper forgets whole clients. When a client removes samples, its whole recorded contribution
   goes, which is more than was asked: what it learned from the samples that it keeps goes too, and
   "retrained" above means without that client. A class is refused: every client would go.
@@ -67,6 +67,7 @@ from goldfish.errors import ConfigError
 from goldfish.methods.method import Method, Plan, deletion_kind, kept_updates, weight_names
 from goldfish.randomness import generator
 from goldfish.settings import NonNegative, Positive, Settings
+from goldfish.training.workspace import LocalWorkspace
 from goldfish.types import DeletionRequest, Params, Round, Update
 
 
@@ -148,7 +149,10 @@ def recover(plan: Plan, settings: FedRecoverySettings) -> Recovered:
         name: original[name] - t + sigma * torch.randn(t.shape, generator=draws)
         for name, t in removed.items()
     }
-    return Recovered({name: cleaned.get(name, last[name]) for name in original}, sigma, bound)
+    recovered = {name: cleaned.get(name, last[name]) for name in original}
+    # As a model holds it: where it has one weight under two names, the noise is that of the last.
+    workspace = LocalWorkspace(plan.federation.model)
+    return Recovered(workspace.load("recovered", recovered).params(), sigma, bound)
 
 
 def average_without(

@@ -214,13 +214,14 @@ def by_client(requests: Sequence[DeletionRequest]) -> dict[str, list[DeletionReq
 
 
 def weight_names(factory: ModelFactory, params: Params) -> list[str]:
-    """Return, sorted, the names of what training learns; all other names are buffers.
+    """Return, sorted, the names of what training learns; all others are buffers, or frozen.
 
     Buffers (BatchNorm's running statistics) are averages of what passed through the model, not
     sums of updates: stretched, subtracted or perturbed, a variance can become negative.
     """
     module = LocalWorkspace(factory).load("names", params).module
-    return sorted(name for name, _ in module.named_parameters(remove_duplicate=False))
+    weights = module.named_parameters(remove_duplicate=False)
+    return sorted(name for name, weight in weights if weight.requires_grad)
 
 
 def kept_updates(plan: Plan, entry: HistoryEntry) -> dict[str, Update]:
@@ -466,7 +467,8 @@ def _weighed(plan: Plan, asked: Round, server: ServerTest) -> tuple[Round, Seque
         count = len(asked.updates) + len(asked.failures)
         _check(RoundReplies(updates, failures), plan.training.quorum, count, asked.index, plan)
         absent = [name for name in plan.askers if name in {*asked.absent, *wrong}]
-        asked = replace(asked, updates=updates, failures=failures, absent=absent)
+        spent = [update.metrics for update in asked.updates if update.client_id in wrong]
+        asked = replace(asked, updates=updates, failures=failures, absent=absent, discarded=spent)
     if not asked.learned:
         raise DivergenceError(f"{wrong[0]} in round {asked.index} of {plan.phase}: {cause}.")
     return asked, adaptive_weights([errors[u.client_id] for u in asked.learned])

@@ -46,17 +46,35 @@ def file(
     other requests fit any data, and a client that refuses one has failed, no more. All requests
     are checked before any is remembered: what is refused leaves no trace at any client.
     """
-    earlier = by_client(honoured)
-    context = Context(phase="filing")
-    for step in (CHECK, FILE):
-        replies = federation.run(
-            [
-                Task(c, step, {}, Settings(), context, requests=own, honoured=earlier.get(c, ()))
-                for c, own in by_client(requests).items()
-            ]
-        )
-        _refuse_misfits(requests, replies)
+    look(federation, requests, honoured)
+    replies = _file(FILE, federation, requests, honoured)
     return [failure.client_id for failure in replies.failures]
+
+
+def look(
+    federation: Federation,
+    requests: Sequence[DeletionRequest],
+    honoured: Sequence[DeletionRequest] = (),
+) -> None:
+    """Let the clients check new requests as in :func:`file`, and remember none of them."""
+    _file(CHECK, federation, requests, honoured)
+
+
+def _file(
+    step: Step[Settings],
+    federation: Federation,
+    requests: Sequence[DeletionRequest],
+    honoured: Sequence[DeletionRequest],
+) -> RoundReplies:
+    earlier, context = by_client(honoured), Context(phase="filing")
+    replies = federation.run(
+        [
+            Task(c, step, {}, Settings(), context, requests=own, honoured=earlier.get(c, ()))
+            for c, own in by_client(requests).items()
+        ]
+    )
+    _refuse_misfits(requests, replies)
+    return replies
 
 
 def _refuse_misfits(requests: Sequence[DeletionRequest], replies: RoundReplies) -> None:

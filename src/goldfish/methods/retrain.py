@@ -161,7 +161,7 @@ def _sweep(plan: Plan, server: ServerTest, settings: RetrainTunedSettings) -> li
             *_keep(plan, best.phase),
         ],
         bytes_sent=first.bytes_sent + sum(spent.bytes_sent for spent in others),
-        discarded=[metrics for spent in others for metrics in spent.metrics],
+        discarded=[*first.discarded, *(m for spent in others for m in spent.metrics)],
     )
     return [replace(this, memo={"learning_rate": best.rate}) for this in (first, *later)]
 

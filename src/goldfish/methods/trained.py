@@ -13,6 +13,7 @@ from torch import nn
 from goldfish.errors import ConfigError, StoreError
 from goldfish.evaluation.scores import Scores
 from goldfish.files import write_whole
+from goldfish.params import all_finite
 from goldfish.results import Cost, Part
 from goldfish.settings import TrainingSettings
 from goldfish.store import Checkpoint, KeptHistory, RunDirectory, load_checkpoint, save_checkpoint
@@ -58,6 +59,11 @@ class Trained:
     process: :func:`goldfish.unlearn` gives it back to them first. None: what they keep by then."""
     honoured: Sequence[DeletionRequest] = ()
     """Requests of earlier deletions, whose data the model is free of."""
+    lost: Sequence[DeletionRequest] = ()
+    """Requests that were not honoured: the next unlearning takes them up again."""
+    removed: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    """Ids of the samples that clients in this process had removed by then: a request for a class
+    names none, and the division into shards goes by all ids, those of deleted samples too."""
 
     @property
     def model(self) -> nn.Module:
@@ -77,10 +83,10 @@ class Trained:
 
         ``settings`` are those of :class:`TrainingSettings` that it was trained with: methods train
         as the training did. Methods that need more of the training than its model (kept updates,
-        shard models) refuse it.
+        shard models) refuse it. The numbers are copied: training that goes on changes nothing here.
         """
-        _refuse_misfit(federation, state, "The state dict")
-        return cls(federation, dict(state), TrainingSettings.parse(settings), seed)
+        params = _loaded(federation, state, "The state dict")
+        return cls(federation, params, TrainingSettings.parse(settings), seed)
 
     def save(self, folder: str | Path) -> Path:
         """Write everything that a later :func:`goldfish.load` needs into a new folder.
@@ -98,6 +104,8 @@ class Trained:
             clients=list(self.federation.client_ids),
             history=sorted(self.history),
             honoured=list(self.honoured),
+            lost=list(self.lost),
+            removed={client_id: list(ids) for client_id, ids in self.removed.items()},
         )
         for index in about.history:
             RunDirectory(folder).save_history(self.history[index])
@@ -119,6 +127,8 @@ class _About(Part):
     clients: list[str]
     history: list[int]
     honoured: list[DeletionRequest]
+    lost: list[DeletionRequest] = Field(default_factory=list)
+    removed: dict[str, list[str]] = Field(default_factory=dict)
 
 
 def load(folder: str | Path, federation: Federation) -> Trained:
@@ -135,10 +145,9 @@ def load(folder: str | Path, federation: Federation) -> Trained:
     if lost:
         raise ConfigError(f"{folder} was trained with {', '.join(lost)}: not in this federation.")
     kept = load_checkpoint(folder / MODEL)
-    _refuse_misfit(federation, kept.params, str(folder / MODEL))
     return Trained(
         federation,
-        kept.params,
+        _loaded(federation, kept.params, str(folder / MODEL)),
         about.settings,
         about.seed,
         phase=about.phase,
@@ -147,14 +156,23 @@ def load(folder: str | Path, federation: Federation) -> Trained:
         memo=kept.memo,
         states=kept.states or None,
         honoured=tuple(about.honoured),
+        lost=tuple(about.lost),
+        removed=about.removed,
     )
 
 
-def _refuse_misfit(federation: Federation, state: Mapping[str, Any], what: str) -> None:
-    """Raise where parameters are not those of the federation's model, or of an ensemble of it."""
+def _loaded(federation: Federation, state: Mapping[str, Any], what: str) -> Params:
+    """Return a copy of a state dict as the federation's model, or an ensemble of it, holds it.
+
+    That is on the CPU, in the model's own types. One that does not fit, or has diverged, is
+    refused.
+    """
     try:
-        LocalWorkspace(federation.model).load("check", state)
+        params = LocalWorkspace(federation.model).load("check", state).params()
     except (RuntimeError, KeyError, AttributeError, TypeError) as error:
         first = str(error).splitlines()
         reason = first[1].strip() if len(first) > 1 else str(error)
         raise ConfigError(f"{what} does not fit the federation's model: {reason}") from error
+    if not all_finite(params):
+        raise ConfigError(f"{what} holds numbers that are not finite: that model has diverged.")
+    return params
