@@ -236,6 +236,22 @@ def test_a_rejection_opens_what_was_done_because_of_the_rejected_version(trained
     assert [r.failure for r in trained.pending()] == ["v2 was rejected"] * 2
 
 
+def test_evidence_that_was_written_meanwhile_opens_no_request_of_an_earlier_version(
+    trained: Project,
+) -> None:
+    """A pack of R-0001, which v2 answered, is an event about it; v3 is rejected after that."""
+    for number in (1, 2):
+        samples = ids_of(trained, f"client-{number}", 2)
+        trained.forget(f"client-{number}", samples=samples, machine=MACHINE)
+        list(trained.unlearn(MACHINE, "retrain"))
+    trained.ledger.record("evidence", {}, "R-0001")
+    trained.reject()
+    assert [(r.id, r.state) for r in trained.ledger.requests()] == [
+        ("R-0001", "measured"),
+        ("R-0002", "failed"),
+    ]
+
+
 def test_no_model_is_lost_where_a_purge_was_interrupted_before_a_rejection(
     trained: Project,
 ) -> None:

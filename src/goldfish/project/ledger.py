@@ -185,6 +185,13 @@ class Ledger:
         found = (request_of(events) for events in self._by_subject("filed", *NEXT, *FORMERLY))
         return [request for request in found if not states or request.state in states]
 
+    def measured_since(self, version: str) -> list[str]:
+        """Return the requests that were measured when this version was made, or later."""
+        made = self.events(version)[0].number
+        names = ("measured", *(old for old, now in FORMERLY.items() if now == "measured"))
+        since = {event.subject for event in self._of_kinds(*names) if event.number > made}
+        return [request.id for request in self.requests("measured") if request.id in since]
+
     def move(self, request_id: str, state: State, **facts: Any) -> Request:
         """Bring a request to its next state (:data:`NEXT`), with what is to be known of it.
 

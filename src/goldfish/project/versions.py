@@ -166,9 +166,7 @@ class Versions:
                 self.ledger.move_artefact(artefact.path, state, rejected=True)
             for artefact in before:
                 self.ledger.move_artefact(artefact.path, "current")
-            made = self.ledger.events(f"v{rejected.number}")[0].number
-            since = {e.subject for e in self.ledger.events() if e.number > made}
-            answered = [r.id for r in self.ledger.requests("measured") if r.id in since]
+            answered = self.ledger.measured_since(f"v{rejected.number}")
             self.ledger.fail(answered, f"v{rejected.number} was rejected")
         remove(self.files.version(rejected.number))
 
