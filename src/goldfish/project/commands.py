@@ -578,7 +578,7 @@ def _say_version(project: Project, version: Version) -> None:
     facts = version.facts
     say(
         f"v{version.number} ({version.made_by}): "
-        f"{_measured(facts['measures'], facts.get('guarantee'))}. "
+        f"{_measured(facts, 'measures', facts.get('guarantee'))}. "
         f"It lies in {project.files.version(version.number)}."
     )
     for tried, measures in facts.get("tried", {}).items():
@@ -586,7 +586,7 @@ def _say_version(project: Project, version: Version) -> None:
         why = measures.get("failed") or f"its model was not good enough: {bad}."
         say(f"{tried} was tried first, and {why}")
     if "before" in facts:
-        say(f"The model before: {_measured(facts['before'])}.")
+        say(f"The model before: {_measured(facts, 'before')}.")
         advice = (
             "Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back"
         )
@@ -595,8 +595,9 @@ def _say_version(project: Project, version: Version) -> None:
         say(f"{advice}.")
 
 
-def _measured(measures: Mapping[str, Any], guarantee: str | None = None) -> str:
-    said = [f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}"]
+def _measured(facts: Mapping[str, Any], which: str, guarantee: str | None = None) -> str:
+    measures = facts[which]
+    said = [f"accuracy {measures['accuracy']:.1f} %{_rest(facts)}"]
     if (known := measures.get("removed_class_accuracy")) is not None:
         said.append(f"the removed class recognised in {known:.1f} %")
     return ", ".join([*said, *filter(None, [_memory_gap(measures, guarantee)])])
@@ -624,21 +625,21 @@ def _memory_gap(measures: Mapping[str, Any], guarantee: str | None = None) -> st
     )
 
 
-def _rest(measures: Mapping[str, Any]) -> str:
-    """Say of which test samples an accuracy is, where it is not of all."""
+def _rest(facts: Mapping[str, Any]) -> str:
+    """Say of which test samples a version's accuracies are, where they are not of all."""
     from goldfish.project.evidence import of_remaining_classes
 
-    return " on the remaining classes" if of_remaining_classes(measures) else ""
+    return " on the remaining classes" if of_remaining_classes(facts) else ""
 
 
 def _version_row(version: Version, state: str) -> tuple[str, ...]:
-    measures = version.facts["measures"]
+    facts = version.facts
     return (
         f"v{version.number}",
         state,
         version.made_by,
         f"{version.at:%Y-%m-%d}",
-        f"{measures['accuracy']:.1f}{_rest(measures)}",
+        f"{facts['measures']['accuracy']:.1f}{_rest(facts)}",
         ", ".join(version.requests),
     )
 

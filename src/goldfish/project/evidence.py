@@ -194,7 +194,7 @@ def _facts(case: Case) -> dict[str, Any]:
     """Return the fields of ``evidence.json``; docs/evidence.md says what each is for."""
     request, after, before = case.request, case.after, case.before
     work = dict(after.facts) if after else {}
-    for name in ("shards", "kept"):  # of all clients
+    for name in ("shards", "kept", "deleted_before"):  # of all clients
         work.pop(name, None)
     return {
         "schema_version": 1,
@@ -213,6 +213,7 @@ def _facts(case: Case) -> dict[str, Any]:
         "audit": case.audit,
         "work": work,
         "shards": _shards(case),
+        "deleted_before": _deleted_before(case),
         "touched": [asdict(artefact) for artefact in case.descendants],
         "purged": case.purged,
         "outstanding": left_over(case),
@@ -224,6 +225,12 @@ def _shards(case: Case) -> list[int]:
     """Return the shards of the client's data that held what this version removed."""
     found: Mapping[str, list[int]] = case.after.facts.get("shards", {}) if case.after else {}
     return list(found.get(case.request.client, []))
+
+
+def _deleted_before(case: Case) -> int:
+    """Return how many of its samples were deleted before the new model was made and measured."""
+    found: Mapping[str, int] = case.after.facts.get("deleted_before", {}) if case.after else {}
+    return found.get(case.request.id, 0)
 
 
 def _of_version(found: Version | None) -> dict[str, Any] | None:
@@ -368,7 +375,8 @@ def findings(case: Case) -> list[str]:
 def _test(case: Case) -> list[str]:
     """Say what was measured when the new model was made."""
     now, before = _measures(case, "measures"), _measures(case, "before")
-    rest = " samples of the remaining classes" if of_remaining_classes(now) else ""
+    remaining = case.after is not None and of_remaining_classes(case.after.facts)
+    rest = " samples of the remaining classes" if remaining else ""
     said = []
     for name, sentence in (
         ("accuracy", f"The new model is right on {{}} of the test{rest}"),
@@ -384,6 +392,11 @@ def _test(case: Case) -> list[str]:
         )
     if case.after and class_is_known(case.after.facts):
         said.append("It should not recognise the removed class any more.")
+    if deleted := _deleted_before(case):
+        said.append(
+            f"{plural(deleted, 'sample')} of this request had been deleted from the data before: "
+            "no test could look at them."
+        )
     memory, old = memory_of(now), memory_of(before)
     if memory is None:
         return [*said, "No test for traces of the removed samples was possible."]
@@ -437,9 +450,9 @@ def _traces(case: Case) -> str:
     return "" if case.after is None else traces(case.after.facts, case.audit)
 
 
-def of_remaining_classes(measures: Mapping[str, Any]) -> bool:
-    """Say whether an accuracy leaves out test samples, of classes that were removed."""
-    return "removed_class_accuracy" in measures
+def of_remaining_classes(facts: Mapping[str, Any]) -> bool:
+    """Say whether the accuracies of a version leave out test samples, whose class nobody has."""
+    return "removed_class_accuracy" in facts["measures"] or facts.get("left_out", 0) > 0
 
 
 def _measures(case: Case, which: str) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.ledger import TOLD, Ledger
 from goldfish.project.settings import TEMPLATE, ProjectSettings
 from goldfish.project.unlearning_pass import UnlearningPass, requests_begun
-from goldfish.project.versions import Versions, facts_of
+from goldfish.project.versions import Versions, facts_of, left_out_of
 from goldfish.results import Progress
 from goldfish.store import KeptHistory
 from goldfish.types import Federation
@@ -183,7 +183,11 @@ class Project:
                 memo=done.memo,
                 states=done.states,
             )
-            facts = facts_of(evaluator.measure(done.params), [r.cost for r in done.records])
+            facts = facts_of(
+                evaluator.measure(done.params),
+                [r.cost for r in done.records],
+                left_out=left_out_of(evaluator),
+            )
             if self.settings.on_flower:
                 facts["kept"] = {client: [todo.phase] for client in federation.client_ids}
             self._versions.publish(trained, "train", facts, {})
@@ -210,7 +214,9 @@ class Project:
             federation = self.engine(scenario, machine, holdings.run_id)
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
-            facts = facts_of(Evaluator(scenario, machine.device).measure(trained.params), [])
+            evaluator = Evaluator(scenario, machine.device)
+            final, left_out = evaluator.measure(trained.params), left_out_of(evaluator)
+            facts = facts_of(final, [], left_out=left_out)
             make_folder(self.files.work(1))  # as long as it is there, the version is in the making
             return self._versions.publish(trained, "import", facts, {})
 

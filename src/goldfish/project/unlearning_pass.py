@@ -40,7 +40,7 @@ from goldfish.project.holdings import Holdings, next_census
 from goldfish.project.ledger import TOLD, Ledger
 from goldfish.project.settings import AUTO
 from goldfish.project.traces import traces
-from goldfish.project.versions import Newest, Versions, facts_of, measures_of
+from goldfish.project.versions import Newest, Versions, facts_of, left_out_of, measures_of
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.store import RunDirectory
 from goldfish.types import DeletionRequest, States
@@ -110,6 +110,8 @@ class _Before:
     """Of that version or of the last one that was not repaired: the higher one."""
     images: int
     """How many test images stand behind an accuracy."""
+    left_out: int
+    """How many do not, since nobody has their class any more."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,8 @@ class UnlearningPass:
         evaluator = Evaluator(scenario, device)
         final = evaluator.measure(self.start.trained.params, asked.requests)
         images = evaluator.test_images().accuracy
-        before = _Before(final, max(final.accuracy, self._base_accuracy(images)), images)
+        base, left_out = self._base_accuracy(images), left_out_of(evaluator)
+        before = _Before(final, max(final.accuracy, base), images, left_out)
         made = yield from self._make(begun, asked, rounds, evaluator, before)
         self._publish(made, asked, before)
 
@@ -416,7 +419,7 @@ class UnlearningPass:
         Versions(self.files, self.ledger).publish(
             self._trained(made, removed),
             made.begun.method,
-            self._facts(made, before, removed),
+            self._facts(made, before, removed) | {"deleted_before": asked.missing},
             gone,
             parent=self.start.version.number,
             requests=honoured,
@@ -448,6 +451,7 @@ class UnlearningPass:
             begun.spent,
             guarantee=way.guarantee,
             notes=list(notes_of(way, made.todo, own)),
+            left_out=before.left_out,
             before=measures_of(before.final),
             base={"accuracy": accuracy, "images": before.images},
             tried={FAST: begun.tried} if begun.tried else {},
@@ -464,9 +468,9 @@ def _refuse_missing(todo: Plan, asked: Asked, method: str) -> None:
     """Raise where a method needs samples that are not in the data any more."""
     if asked.missing and todo.askers:
         raise ConfigError(
-            f"{asked.missing} of the samples that are to be forgotten are not in the data any "
-            f"more, and {method} must show them to the old model once more. Use a method that "
-            "starts anew: --method retrain."
+            f"{sum(asked.missing.values())} of the samples that are to be forgotten are not in the "
+            f"data any more, and {method} must show them to the old model once more. Use a method "
+            "that starts anew: --method retrain."
         )
 
 

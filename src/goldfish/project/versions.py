@@ -13,6 +13,7 @@ from typing import Any
 
 from goldfish.errors import ConfigError, StoreError
 from goldfish.experiments.engine import EngineFactory
+from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.scenario import Machine
 from goldfish.files import sha256_of
 from goldfish.methods import METHODS, Trained, load
@@ -242,6 +243,11 @@ class Versions:
 def measures_of(final: Final) -> dict[str, Any]:
     """Return how good a model is, as the ledger tells it."""
     return final.model_dump(exclude_none=True, exclude={"per_class"})
+
+
+def left_out_of(evaluator: Evaluator) -> int:
+    """Return how many test samples are in no accuracy, since nobody has their class."""
+    return len(evaluator.scenario.test) - evaluator.test_images().accuracy
 
 
 def facts_of(
