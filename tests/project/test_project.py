@@ -265,6 +265,17 @@ def test_no_model_is_lost_where_a_purge_was_interrupted_before_a_rejection(
     assert trained.written(trained.current()).exists()
 
 
+def test_a_version_that_was_made_meanwhile_is_not_accepted_unseen(trained: Project) -> None:
+    """On Flower a purge waits for a pass that runs; the version before would be gone."""
+    for number in (1, 2):
+        samples = ids_of(trained, f"client-{number}", 1)
+        trained.forget(f"client-{number}", samples=samples, machine=MACHINE)
+        list(trained.unlearn(MACHINE))
+    with pytest.raises(StoreError, match=r"v2 is not the newest version any more: it is v3\. Noth"):
+        trained.purge(anyway=True, newest=2)
+    assert trained.reject().number == 2
+
+
 def test_a_request_that_came_in_while_its_client_left_is_done(trained: Project) -> None:
     """Nothing is left of the client then, and so nothing of what it names."""
     samples = ids_of(trained, "client-1", 1)

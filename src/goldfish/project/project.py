@@ -414,11 +414,17 @@ class Project:
         return self.current()
 
     def purge(
-        self, machine: Machine | None = None, *, dry_run: bool = False, anyway: bool = False
+        self,
+        machine: Machine | None = None,
+        *,
+        dry_run: bool = False,
+        anyway: bool = False,
+        newest: int | None = None,
     ) -> list[Artefact]:
         """Delete what descends from removed samples, and return it; requests are then closed.
 
-        To purge is to accept the newest version: there is no way back. On Flower clients delete
+        To purge is to accept the version that is ``newest`` when it is called: there is no way
+        back, and one that is made meanwhile was not looked at. On Flower clients delete
         what they keep, too. As long as one cannot be reached, requests are not closed: its part is
         quarantined, and deleted by the next purge or unlearning that reaches it. A version that
         still knows what it should have forgotten is accepted ``anyway`` only.
@@ -432,10 +438,16 @@ class Project:
                 "--method retrain'; or let 'goldfish audit' look closer. 'goldfish purge --anyway' "
                 "accepts it all the same."
             )
+        newest = newest or self.current().number
         if self.engine is None:
-            list(self.hand_over("purge", machine or Machine()))
+            list(self.hand_over("purge", machine or Machine(), str(newest)))
         else:
             with self.working():
+                if (now := self.current().number) != newest:
+                    raise StoreError(
+                        f"v{newest} is not the newest version any more: it is v{now}. Nothing was "
+                        "deleted. Look at it ('goldfish status'), then run 'goldfish purge' again."
+                    )
                 self._versions.purge(machine or Machine(), self.engine)
         left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
         return [artefact for artefact in old if artefact.path not in left]

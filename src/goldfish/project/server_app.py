@@ -52,7 +52,7 @@ def _steps(project: Project, machine: Machine, command: str, what: str) -> Itera
     if command == "import":
         project.adopt(Path(what), machine)
     elif command == "purge":
-        project.purge(machine, anyway=True)  # looked at before it was handed over
+        project.purge(machine, anyway=True, newest=int(what))  # that one was looked at
     else:
         raise ConfigError(f"A project has no command {command!r} for its clients.")
     return ()
