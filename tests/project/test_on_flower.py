@@ -339,6 +339,29 @@ def test_requests_to_clients_with_data_of_their_own_are_checked_by_what_they_sai
             assert known == set(removed[:-1])
 
 
+def test_a_request_that_its_client_was_never_told_of_can_be_withdrawn(
+    tmp_path: Path, members: LocalGrid
+) -> None:
+    """Its node is there and cannot read its data, or is gone: nobody trains without the samples."""
+    with make_own_project(tmp_path / "project", MEMBERS) as project:
+        list(project.train(MACHINE))
+        for sample in ("patient-003-zq", "patient-004-zq"):
+            project.forget("a", samples=[sample], machine=MACHINE)
+        node = members.nodes.pop(10)
+        members.nodes[20] = {**node, "path": str(tmp_path / "nowhere.npz")}
+        with pytest.raises(QuorumError, match=r"has answered \(a: .*nowhere.npz: cannot be read"):
+            list(project.unlearn(MACHINE))
+        del members.nodes[20]
+        with pytest.raises(QuorumError, match=r"has answered \(a: .* again when they are there"):
+            list(project.unlearn(MACHINE))
+        assert project.withdraw("R-0001", "a mistake").state == "withdrawn"
+        members.nodes[10] = node
+        list(project.unlearn(MACHINE))
+        project.reject()
+        with pytest.raises(ConfigError, match="a was told of it, and may train without"):
+            project.withdraw("R-0002", "a mistake")
+
+
 def test_a_client_names_a_class_only_where_it_is_asked_for() -> None:
     task = Task("a", CENSUS, {}, CensusSettings(label=1), Context(phase="census"))
     with pytest.raises(ConfigError, match="Nobody asks that class 1 be removed"):

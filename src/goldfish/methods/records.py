@@ -10,7 +10,7 @@ clients delete what they keep that descends from samples which were removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import NonNegativeInt
@@ -24,6 +24,7 @@ from goldfish.types import (
     Client,
     Context,
     DeletionRequest,
+    Failure,
     Federation,
     RoundReplies,
     Step,
@@ -37,26 +38,36 @@ def file(
     federation: Federation,
     requests: Sequence[DeletionRequest],
     honoured: Sequence[DeletionRequest] = (),
-) -> list[str]:
+    telling: Callable[[Collection[str]], None] = lambda _clients: None,
+) -> list[Failure]:
     """Let the clients check and remember new requests; raise when one matches nothing.
 
-    Returns the clients that did not answer: they are told by the first task that they are given. A
+    Returns why clients did not answer: they are told by the first task that they are given. Of
+    those that are told now, ``telling`` hears before they are: who does not answer is not. A
     class that is asked for at several clients may be missing at some of them, but not at all. Where
     a request names samples, only its client knows whether it holds them, so its word ends the run;
     other requests fit any data, and a client that refuses one has failed, no more. All requests
     are checked before any is remembered: what is refused leaves no trace at any client.
     """
     earlier = by_client(honoured)
-    context = Context(phase="filing")
+    asked, context = by_client(requests), Context(phase="filing")
+    away: list[Failure] = []
     for step in (CHECK, FILE):
+        if step is FILE:
+            telling(asked.keys())
         replies = federation.run(
             [
                 Task(c, step, {}, Settings(), context, requests=own, honoured=earlier.get(c, ()))
-                for c, own in by_client(requests).items()
+                for c, own in asked.items()
             ]
         )
         _refuse_misfits(requests, replies)
-    return [failure.client_id for failure in replies.failures]
+        for failure in replies.failures:
+            away.append(failure)
+            del asked[failure.client_id]
+        if not asked:
+            break
+    return away
 
 
 def _refuse_misfits(requests: Sequence[DeletionRequest], replies: RoundReplies) -> None:

@@ -347,7 +347,7 @@ class Project:
             if request.state not in (*PENDING, "withdrawn") or told:
                 why = f"it is {request.state}"
                 if request.state in PENDING:
-                    why = f"{request.client} was told of it, and trains without the samples"
+                    why = f"{request.client} was told of it, and may train without the samples now"
                 elif request.state != "closed":
                     why += ": 'goldfish reject' takes the new version back first"
                 raise ConfigError(f"{request_id} cannot be withdrawn any more: {why}.")

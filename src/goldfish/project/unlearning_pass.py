@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -304,12 +305,9 @@ class UnlearningPass:
         if not asked.by_request:
             return asked
         needed = self._todo(self._way(asked), asked, self.start.holdings.test).askers
-        if self.files.settings.on_flower:
-            with self.ledger.together():
-                for request in asked.by_request:
-                    self.ledger.record(TOLD, {}, request)
-        trained = self.start.trained
-        absent = set(file(trained.federation, asked.requests, trained.honoured))
+        trained, telling = self.start.trained, partial(self._note_told, asked)
+        failures = file(trained.federation, asked.requests, trained.honoured, telling)
+        absent = {failure.client_id for failure in failures}
         away = [
             r
             for r, own in asked.by_request.items()
@@ -319,11 +317,22 @@ class UnlearningPass:
         self.ledger.fail(away, "the client was not there")
         left = {r: own for r, own in asked.by_request.items() if r not in away}
         if not left:
+            why = "; ".join(f"{own.client_id}: {own.cause or own.error}" for own in failures)
             raise QuorumError(
-                f"No client that asked is there ({', '.join(sorted(absent))}): the requests stay "
-                "open."
+                f"No client that asked has answered ({why}): the requests stay open. Run "
+                "'goldfish unlearn' again when they are there."
             )
-        return replace(asked, by_request=left)
+        left_asked = replace(asked, by_request=left)
+        self._note_told(left_asked, absent)  # those that leave: a round may tell them
+        return left_asked
+
+    def _note_told(self, asked: Asked, clients: Collection[str]) -> None:
+        """Note that these clients are about to be told of what is asked of them."""
+        if self.files.settings.on_flower:
+            with self.ledger.together():
+                for request, own in asked.by_request.items():
+                    if own.client_id in clients:
+                        self.ledger.record(TOLD, {}, request)
 
     def _way(self, asked: Asked) -> str:
         """Return the method to take."""
