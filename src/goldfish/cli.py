@@ -560,18 +560,24 @@ def flower_tombstones(
 ) -> None:
     """List the samples that a client was asked to remove, and never uses again."""
     _need_flower()
-    from goldfish.flower.client_store import ClientStore
+    from goldfish.flower.client_store import DATABASE, ClientStore
 
-    if not state_dir.is_dir():
-        raise ConfigError(f"There is no state-dir {state_dir}.")
+    if not (state_dir / DATABASE).is_file():  # to open it would make one
+        raise ConfigError(
+            f"{state_dir} is no state-dir of a node: there is no {DATABASE}. Give the folder that "
+            "state-dir names in the node-config."
+        )
     with ClientStore(state_dir) as store:
         known = store.buried(client, lift or ())
         for sample in lift or ():
             if sample not in known:
                 raise ConfigError(f"{client} was never asked to remove sample {sample!r}.")
         store.lift(client, lift or ())
-        for sample in store.tombstones(client):
-            say(sample)
+        left = store.tombstones(client)
+    for sample in left:
+        say(sample)
+    if not left:
+        typer.echo(f"{state_dir} has no tombstone of {client}.", err=True)
 
 
 def main() -> None:
