@@ -256,6 +256,9 @@ def test_blanks_around_an_id_count_only_where_the_id_has_them(
     path.write_text(f"  {ids_of(trained, 'client-1', 1)[0]} \r\n")
     printed = goldfish("forget", "--client", "client-1", "--samples", path)
     assert "R-0001: client-1, 1 sample." in printed
+    path.write_text("patient", "utf-16")  # as Windows calls Unicode
+    printed = goldfish("forget", "--client", "client-1", "--samples", path)
+    assert f"--samples: {path} is no text in UTF-8. Save it as such." in printed
 
 
 def test_a_plan_says_once_why_several_methods_cannot_be_used(

@@ -145,7 +145,10 @@ class Ledger:
         if asked.tzinfo is None:
             asked = asked.replace(tzinfo=UTC)
         if asked > now:
-            raise ConfigError(f"The request is dated {asked.isoformat()}, which is in the future.")
+            raise ConfigError(
+                f"The request is dated {asked.isoformat()}, which is in the future: here it is "
+                f"{stamp(now)}. Nothing was filed."
+            )
         key = _key(client, kind, ids)
         with self.together() as db:
             earlier = db.execute(_SAME, {"key": key}).scalar()
@@ -448,7 +451,13 @@ class Ledger:
             yield
         except SQLAlchemyError as error:
             cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-            raise StoreError(f"The ledger {self.name} cannot be used: {cause}.") from error
+            look = "its server runs, and 'ledger' in goldfish.toml is right"
+            if self._engine.dialect.name == "sqlite":
+                look = "the file is whole, its disk has space, and you may write to its folder"
+            raise StoreError(
+                f"The ledger {self.name} cannot be used: {cause}. Look whether {look}; then run "
+                "the command again."
+            ) from error
 
     def _select(self, where: str, values: Mapping[str, Any]) -> list[Event]:
         """Return events, each as it was written: one that was changed is not used."""
