@@ -572,6 +572,35 @@ def test_an_asker_that_is_not_there_leaves_its_request_open(
     assert [v.requests for v in trained.ledger.versions()] == [[], ["R-0001"], ["R-0002"]]
 
 
+class Talkative(InProcess):
+    """An engine whose clients cannot read a sample, and say which."""
+
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        cause = "scans/patient-000-zq.png cannot be read"
+        return RoundReplies([], [Failure(task.client_id, "OSError", cause) for task in tasks])
+
+
+def test_the_ledger_keeps_no_words_of_clients_that_may_name_a_sample(
+    trained: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator reads them once; the ledger would keep them for ever."""
+    trained.forget("client-2", samples=ids_of(trained, "client-2", 1), machine=MACHINE)
+    told: list[str] = []
+    trained.tell = told.append
+    begun = trained.unlearn(MACHINE)
+    next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    monkeypatch.setattr("goldfish.experiments.engine.InProcess", Talkative)
+    with pytest.raises(QuorumError, match=r"First causes: client-.*patient-000-zq.png cannot"):
+        list(trained.unlearn(MACHINE))
+    assert told[0].startswith("goldfish-sprint failed, and the pass retrains: Only 0 of")
+    assert "patient-000-zq" in told[0]
+    (request,) = trained.pending()
+    assert request.failure is not None
+    assert request.failure.startswith("Only 0 of 3 clients answered in round 1 of retrain")
+    assert "patient" not in str([event.facts for event in trained.ledger.events()])
+
+
 def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -> None:
     with make_project(tmp_path / "other") as other:
         list(other.train(MACHINE))

@@ -398,11 +398,13 @@ class UnlearningPass:
                 done = yield from recorded_phase(todo, work, rounds, evaluator, states)
                 lost = _lost(todo, done, asked)
             except (ConfigError, DataError, DivergenceError, QuorumError) as error:
+                noted = error.said if isinstance(error, QuorumError) else str(error)
                 if not begun.auto:
-                    self.ledger.fail(begun.requests, str(error))
+                    self.ledger.fail(begun.requests, noted)
                     remove(rounds.path)
                     raise
-                tried = {"failed": str(error)}
+                self.tell(f"{begun.method} failed, and the pass retrains: {error}")
+                tried = {"failed": noted}
             else:
                 final = evaluator.measure(done.params, asked.requests)
                 tried = measures_of(final)
