@@ -27,6 +27,7 @@ from goldfish.terminal import (
     DeviceOption,
     Workers,
     console,
+    end_once,
     print_table,
     resolve,
     say,
@@ -36,8 +37,6 @@ from goldfish.terminal import (
 from goldfish.version import __version__
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from goldfish.experiments.config import Config
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
@@ -318,7 +317,7 @@ def audit(
     if config.engine == "flower":
         from goldfish.flower.submit import audit_on_flower
 
-        _end_once()
+        end_once()
         auditing = partial(audit_on_flower, config, tell=_tell)
     steps = auditing(run_dir, machine, tier=tier.value, models=models, methods=method or ())
     show_progress(steps, " ".join(again), close=config.engine == "flower")
@@ -603,7 +602,7 @@ def _run(config: Config, out: Path, machine: Machine, *, resume: bool, seeds: in
     if config.engine == "flower":
         from goldfish.flower.submit import run_on_flower
 
-        _end_once()
+        end_once()
         once = partial(run_on_flower, tell=_tell)
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
@@ -617,21 +616,6 @@ def _end_as_by_ctrl_c() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler)
-
-
-def _end_once() -> None:
-    """The same, and let the first of these signals come to its end: the others wait for it."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        console.print("Stopping the run on Flower ...")
-        raise KeyboardInterrupt
-
-    for number in numbers:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
 
 
 def _need_flower() -> None:

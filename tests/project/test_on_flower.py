@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,39 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         assert project.outstanding() == []
         project.purge()
         assert [r.state for r in project.ledger.requests()] == ["closed"] * 3
+
+
+def test_a_command_that_is_ended_ends_what_it_started_on_flower(
+    tmp_path: Path, grid: LocalGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a service manager, or in its terminal's last moment; 'status' starts nothing."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    usual = [signal.getsignal(number) for number in numbers]
+    with make_flower_project(tmp_path / "project") as project:
+        list(project.train(MACHINE))
+        project.forget("client-1", samples=ids_of(project, "client-1", 2), machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        ended: list[str] = []
+
+        def ended_by_sigterm(*_words: Any, **_more: Any) -> Iterator[Progress]:
+            try:
+                assert signal.getsignal(signal.SIGTERM) not in usual
+                signal.raise_signal(signal.SIGTERM)
+                yield Progress(phase="purging", round=0, rounds=1)
+            finally:
+                signal.raise_signal(signal.SIGHUP)  # it lets the first one come to its end
+                ended.append("stopped")
+
+        monkeypatch.setattr("goldfish.project.project.project_on_flower", ended_by_sigterm)
+        words = ["--project", str(project.folder)]
+        try:
+            CliRunner().invoke(cli, ["status", *words])
+            assert [signal.getsignal(number) for number in numbers] == usual
+            assert CliRunner().invoke(cli, ["purge", *words]).exit_code != 0
+        finally:
+            for number, handler in zip(numbers, usual, strict=True):
+                signal.signal(number, handler)
+        assert ended == ["stopped"]
 
 
 def test_a_model_from_elsewhere_and_a_version_that_is_rejected(

@@ -23,6 +23,7 @@ from goldfish.terminal import (
     DeviceOption,
     Workers,
     console,
+    end_once,
     print_table,
     resolve,
     say,
@@ -51,11 +52,14 @@ HERE = Path()
 
 
 @contextmanager
-def _open(folder: Path, *, to_read: bool = False) -> Iterator[Project]:
+def _open(folder: Path, *, to_read: bool = False, ends_once: bool = False) -> Iterator[Project]:
+    """Open a project: to read it alone, or for what ends once where it runs on Flower."""
     from goldfish.project.project import Project
 
     with Project.open(folder, to_read=to_read) as project:
         project.tell = say
+        if ends_once and project.settings.on_flower:
+            end_once()
         yield project
 
 
@@ -88,7 +92,7 @@ def train(
     workers: Workers = None,
 ) -> None:
     """Train the project's first model version, or go on with it after an interruption."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         if opened.ledger.versions():
             opened.files.refuse_changes()
             say(
@@ -111,7 +115,7 @@ def import_(
     device: DeviceOption = Device.auto,
 ) -> None:
     """Take a model that was trained elsewhere, with this project's data, as version 1."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         _say_version(opened, opened.adopt(checkpoint, _machine(data_dir, device, None)))
 
 
@@ -279,7 +283,7 @@ def unlearn(
     workers: Workers = None,
 ) -> None:
     """Handle all pending requests in one pass: a new model version without what they name."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         before = opened.current().number
         steps = opened.unlearn(_machine(data_dir, device, workers), method)
         show_progress(steps, _again("unlearn", project), close=opened.settings.on_flower)
@@ -388,7 +392,7 @@ def purge(
     project: Folder = HERE,
 ) -> None:
     """Delete what descends from removed samples, and close the requests: there is no way back."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         before = {r.id for r in opened.ledger.requests("closed")}
         gone = opened.purge(_machine(data_dir, Device.auto, None), dry_run=dry_run, anyway=anyway)
         for artefact in gone:
@@ -530,7 +534,7 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
     from goldfish.report.audit import difference_cell
     from goldfish.report.formatting import seconds
 
-    with _open(folder) as opened:
+    with _open(folder, ends_once=True) as opened:
         amount = ORACLES if oracles is None else oracles
         say(f"Forecast: {seconds(audit_forecast(opened, amount))}, by what earlier work took.")
         again = f"{_again('audit', folder)} --models {amount}"
