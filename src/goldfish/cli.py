@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Remove data from a federated model, fast, and show that it is gone.",
+    epilog="Begin with 'goldfish demo', or for a model of your own with 'goldfish init DIR'.",
     no_args_is_help=True,
     invoke_without_command=True,
     add_completion=False,
@@ -101,7 +102,9 @@ def demo(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run.")],
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file (docs/configuration.md), or the directory of a run.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The run directory; by default runs/NAME of the file.")
     ] = None,
@@ -126,7 +129,7 @@ def run(
         int, typer.Option(min=1, help="Repeat with so many seeds; report the spread.")
     ] = 1,
 ) -> None:
-    """Train, delete, let each method unlearn, and write results and report to the run directory."""
+    """Run an experiment: train, delete, let each method unlearn, write results and a report."""
     from goldfish.experiments.config import load_config
     from goldfish.experiments.scenario import Machine
 
@@ -257,16 +260,21 @@ def audit(
         ),
     ] = None,
     tier: Annotated[
-        Tier, typer.Option(help="The run's models alone; many new ones; even more of them.")
+        Tier,
+        typer.Option(
+            help="quick: the run's own models alone, no verdict. standard: many new models, and a "
+            "verdict. full: four times as many."
+        ),
     ] = Tier.standard,
     models: Annotated[
         int | None,
         typer.Option(
-            help="Models of each method, and as many oracles: 8, or 32. Of a project: oracles; 16."
+            help="How many models of each method, and how many oracles (trained without the "
+            "removed samples): 8 by default, 32 with full. Of a project: how many oracles; 16."
         ),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Audit this one; may be repeated. By default all.")
+        list[str] | None, typer.Option(help="Audit this method; may be repeated. By default all.")
     ] = None,
     project: Annotated[
         Path | None, typer.Option("--project", metavar="DIR", help="The project, instead of DIR.")
@@ -276,10 +284,10 @@ def audit(
     workers: Workers = None,
     compile_: Compile = False,
 ) -> None:
-    """Compare a run's methods with retraining, sample by sample, over many models of each.
+    """Compare a run's methods, or a project's newest version, with retrained models.
 
-    Of a project its newest version is audited, before a purge. An audit that was interrupted goes
-    on where it was; so does one with more models.
+    They are compared sample by sample. A project is audited before a purge. An audit that was
+    interrupted goes on where it was; so does one with more models.
     """
     from goldfish.audits import AUDIT, Audit
     from goldfish.experiments.audit import audit_run, forecast
@@ -484,7 +492,7 @@ def flower_up(
     secure: Secure = None,
     data_dir: DataDir = None,
     path: Annotated[
-        Path | None, typer.Option(help="Your own data (npz, image-folder), for nodes.")
+        Path | None, typer.Option(help="Your own data (npz, image-folder) that nodes may read.")
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Your own package.module:factory that nodes may build.")
@@ -533,8 +541,13 @@ def flower_up(
 def flower_doctor(
     secure: Secure = None,
     state_dir: StateDir = FLOWER_STATE,
-    superlink: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Must answer.")] = None,
-    port: Annotated[list[int] | None, typer.Option(min=1, max=65535, help="Must be free.")] = None,
+    superlink: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Check that a SuperLink answers here.")
+    ] = None,
+    port: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=65535, help="Check that this port is free; may be repeated."),
+    ] = None,
 ) -> None:
     """Check an installation, and say of each problem what to do."""
     _need_flower()

@@ -41,9 +41,12 @@ if TYPE_CHECKING:
 SIGNING_KEY = "signing.key"
 """The key's name in a project, unless another one is given."""
 
+PANEL = "A project: a federation of your own, requests to delete, and the evidence"
+"""The heading of these commands in the help."""
+
 app = typer.Typer()
-keys_app = typer.Typer(help="Keys that sign evidence.")
-app.add_typer(keys_app, name="keys", no_args_is_help=True)
+keys_app = typer.Typer(help="The keys that sign evidence packs.")
+app.add_typer(keys_app, name="keys", no_args_is_help=True, rich_help_panel=PANEL)
 
 Folder = Annotated[
     Path, typer.Option("--project", metavar="DIR", help="The project; by default this folder.")
@@ -74,7 +77,7 @@ def _machine(data_dir: Path | None, device: Device, workers: int | None) -> Mach
     return Machine(data_dir, resolve(device), workers)
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")] = HERE,
 ) -> None:
@@ -84,7 +87,7 @@ def init(
     say(f"{Project.init(folder)} is written: change it as you like, then run 'goldfish train'.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def train(
     project: Folder = HERE,
     data_dir: DataDir = None,
@@ -105,7 +108,7 @@ def train(
         _say_version(opened, opened.current())
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=PANEL)
 def import_(
     checkpoint: Annotated[
         Path, typer.Argument(help="A state dict: .safetensors, or what torch.save wrote.")
@@ -119,7 +122,7 @@ def import_(
         _say_version(opened, opened.adopt(checkpoint, _machine(data_dir, device, None)))
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def clients(
     client: Annotated[
         str | None, typer.Argument(metavar="ID", help="List the sample ids of this one.")
@@ -145,7 +148,7 @@ def clients(
         typer.echo("\n".join(held[client]))
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def forget(
     client: Annotated[str, typer.Option("--client", metavar="ID", help="Whose data it is.")],
     samples: Annotated[
@@ -197,12 +200,13 @@ def forget(
         say(f"{filed.id}{already}: {filed.client}, {what}. Due on {filed.due_at:%Y-%m-%d}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def plan(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CONFIG]", help="Plan for this configuration, or run directory, instead."
+            metavar="[CONFIG]",
+            help="A configuration or a run directory to plan for, instead of a project.",
         ),
     ] = None,
     method: Annotated[
@@ -272,10 +276,13 @@ def _print_estimates(advice: Advice) -> None:
             say(f"{listing(names)}: {why}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def unlearn(
     method: Annotated[
-        str | None, typer.Option("--method", help="From 'goldfish methods'; by default the file's.")
+        str | None,
+        typer.Option(
+            "--method", help="One of 'goldfish methods'; by default that of goldfish.toml."
+        ),
     ] = None,
     project: Folder = HERE,
     data_dir: DataDir = None,
@@ -299,7 +306,7 @@ def unlearn(
             say(f"{request.id} is still open: {request.failure or 'it came in meanwhile'}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def status(project: Folder = HERE) -> None:
     """Show requests, model versions, due dates and what is overdue."""
     from goldfish.project.lineage import fates
@@ -356,7 +363,7 @@ def status(project: Folder = HERE) -> None:
             say("No request waits.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def reject(project: Folder = HERE) -> None:
     """Take the newest version back, before a purge: its requests are open again."""
     with _open(project) as opened:
@@ -368,9 +375,9 @@ def reject(project: Folder = HERE) -> None:
         )
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def withdraw(
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="From 'goldfish status'.")],
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its number, such as R-0001.")],
     reason: Annotated[
         str, typer.Option("--reason", help="Kept in the ledger: name no sample in it.")
     ],
@@ -382,11 +389,15 @@ def withdraw(
         say(f"{taken.id} is withdrawn ({taken.failure}): nothing is removed for it.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def purge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also where a test finds traces of removed samples.")
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Accept the new version also where a test finds traces of removed samples in it.",
+        ),
     ] = False,
     data_dir: DataDir = None,
     project: Folder = HERE,
@@ -408,7 +419,7 @@ def purge(
             say(f"Not handled yet: {', '.join(waiting)} ('goldfish unlearn').")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def lineage(
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
@@ -441,14 +452,17 @@ def keys_new(
     say(f"{public} is for all who check evidence. Its fingerprint is {name}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def evidence(
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="From 'goldfish status'.")],
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its number, such as R-0001.")],
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the pack goes; by default evidence/.")
     ] = None,
     key: Annotated[
-        Path | None, typer.Option("--key", help=f"Signs; by default {SIGNING_KEY} of the project.")
+        Path | None,
+        typer.Option(
+            "--key", help=f"The private key that signs; by default {SIGNING_KEY} of the project."
+        ),
     ] = None,
     project: Folder = HERE,
 ) -> None:
@@ -471,7 +485,7 @@ def evidence(
     say(f"{pack.folder / PAGE} tells in plain words what was done. To hand on: {pack.archive}")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def verify(
     packs: Annotated[
         list[Path], typer.Argument(metavar="PACK...", help="Folders or zips, one or more.")
@@ -480,10 +494,17 @@ def verify(
         Path | None,
         typer.Option("--key", metavar="PUB", help="The public key that must have signed it."),
     ] = None,
-    model: Annotated[Path | None, typer.Option("--model", help="The new model's file.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="The file of the new model, to compare with the pack."),
+    ] = None,
     project: Annotated[
         Path | None,
-        typer.Option("--project", metavar="DIR", help="By default the one that PACK lies in."),
+        typer.Option(
+            "--project",
+            metavar="DIR",
+            help="The project to compare with; by default the one that PACK lies in.",
+        ),
     ] = None,
 ) -> None:
     """Check evidence packs offline, and say what is right, wrong, or could not be checked."""
