@@ -373,6 +373,17 @@ def test_requests_to_clients_with_data_of_their_own_are_checked_by_what_they_sai
             assert known == set(removed[:-1])
 
 
+def test_a_sample_that_no_request_could_name_is_refused(tmp_path: Path, members: LocalGrid) -> None:
+    whole = dict(np.load(tmp_path / "a.npz"))
+    whole["ids_train"] = np.array(["two\nlines", *whole["ids_train"][1:]])
+    np.savez(tmp_path / "a.npz", **whole)
+    with (
+        make_own_project(tmp_path / "project", MEMBERS) as project,
+        pytest.raises(ConfigError, match=r"^a: .*a\.npz: a sample has the id 'two\\nlines'\."),
+    ):
+        list(project.train(MACHINE))
+
+
 def test_a_request_that_its_client_was_never_told_of_can_be_withdrawn(
     tmp_path: Path, members: LocalGrid
 ) -> None:
