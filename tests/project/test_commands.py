@@ -144,12 +144,12 @@ def test_an_interrupted_command_names_the_project_that_it_was_given(
     monkeypatch.setattr(commands, "show_progress", lambda _steps, again, close: told.append(again))
     goldfish("unlearn")
     monkeypatch.chdir(trained.folder)
-    CliRunner().invoke(app, ["unlearn"])
+    CliRunner().invoke(app, ["unlearn", "--method", "retrain"])
     with make_project(Path("my project")):
         CliRunner().invoke(app, ["train", "--project", "my project"])
     assert told == [
         f"goldfish unlearn --project {trained.folder}",
-        "goldfish unlearn",
+        "goldfish unlearn --method retrain",
         "goldfish train --project 'my project'",
     ]
 

@@ -293,7 +293,8 @@ def unlearn(
     with _open(project, ends_once=True) as opened:
         before = opened.current().number
         steps = opened.unlearn(_machine(data_dir, device, workers), method)
-        show_progress(steps, _again("unlearn", project), close=opened.settings.on_flower)
+        again = _again("unlearn" if method is None else f"unlearn --method {method}", project)
+        show_progress(steps, again, close=opened.settings.on_flower)
         version = opened.current()
         if version.number > before:
             _say_version(opened, version)
