@@ -29,7 +29,7 @@ from goldfish.flower.progress import LOG, read_lines
 from goldfish.flower.submit import error_named
 from goldfish.methods.records import CENSUS, CensusSettings
 from goldfish.project.audit import audit
-from goldfish.project.evidence import case_of
+from goldfish.project.evidence import case_of, headline
 from goldfish.project.project import Project
 from goldfish.project.server_app import app
 from goldfish.project.versions import Versions
@@ -210,6 +210,29 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         assert project.outstanding() == []
         project.purge()
         assert [r.state for r in project.ledger.requests()] == ["closed"] * 3
+
+
+def test_requests_are_closed_without_a_client_that_never_comes_back(
+    tmp_path: Path, grid: LocalGrid
+) -> None:
+    """A hospital that leaves switches its node off; the evidence does not hide what it may keep."""
+    with make_flower_project(tmp_path / "project") as project:
+        list(project.train(MACHINE))
+        project.forget("client-3", machine=MACHINE)
+        del grid.nodes[12]
+        list(project.unlearn(MACHINE, "retrain"))
+        with pytest.raises(ConfigError, match=r"client 'client-33'\. Did you mean 'client-3'"):
+            project.purge(without=["client-33"])
+        project.purge(without=["client-2"])
+        assert [r.state for r in project.ledger.requests()] == ["measured"]
+        said = CliRunner().invoke(
+            cli, ["purge", "--without", "client-3", "--project", str(project.folder)]
+        )
+        assert "Not there, and still to be purged: client-3.\nClosed: R-0001." in said.output
+        case = case_of(project.ledger, "R-0001")
+        assert case.request.facts["without"] == project.outstanding() == ["client-3"]
+        assert headline(case).endswith("made from the data are not all deleted yet.")
+        assert case.outstanding == ["what client-3 keeps of version 1 on its own disk"]
 
 
 def test_a_command_that_is_ended_ends_what_it_started_on_flower(

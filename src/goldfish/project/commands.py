@@ -400,13 +400,23 @@ def purge(
             help="Accept the new version also where a test finds traces of removed samples in it.",
         ),
     ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without",
+            metavar="ID",
+            help="Close the requests although this client can never be reached again; evidence "
+            "still says so. May be repeated.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     project: Folder = HERE,
 ) -> None:
     """Delete what descends from removed samples, and close the requests: there is no way back."""
     with _open(project, ends_once=True) as opened:
         before = {r.id for r in opened.ledger.requests("closed")}
-        gone = opened.purge(_machine(data_dir, Device.auto, None), dry_run=dry_run, anyway=anyway)
+        machine = _machine(data_dir, Device.auto, None)
+        gone = opened.purge(machine, dry_run=dry_run, anyway=anyway, without=without or ())
         for artefact in gone:
             say(f"{'would be' if dry_run else 'is'} deleted: {artefact.path} ({artefact.kind})")
         away = opened.outstanding()

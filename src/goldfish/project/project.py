@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from goldfish.errors import ConfigError, StoreError
+from goldfish.errors import ConfigError, StoreError, unknown
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.runner import recorded_phase
@@ -420,15 +420,21 @@ class Project:
         dry_run: bool = False,
         anyway: bool = False,
         newest: int | None = None,
+        without: Sequence[str] = (),
     ) -> list[Artefact]:
         """Delete what descends from removed samples, and return it; requests are then closed.
 
         To purge is to accept the version that is ``newest`` when it is called: there is no way
         back, and one that is made meanwhile was not looked at. On Flower clients delete
         what they keep, too. As long as one cannot be reached, requests are not closed: its part is
-        quarantined, and deleted by the next purge or unlearning that reaches it. A version that
-        still knows what it should have forgotten is accepted ``anyway`` only.
+        quarantined, and deleted by the next purge or unlearning that reaches it. Requests are
+        closed ``without`` clients that never come back; what they keep stays outstanding. A version
+        that still knows what it should have forgotten is accepted ``anyway`` only.
         """
+        for client in without:
+            if client not in self.files.manifest().clients:
+                hint = "'goldfish status' names those that are outstanding. Nothing was deleted."
+                raise ConfigError(unknown("client", client, self.files.manifest().clients, hint))
         old = self.ledger.artefacts("quarantined")
         if dry_run or not (old or self.ledger.requests("measured")):
             return old
@@ -440,7 +446,8 @@ class Project:
             )
         newest = newest or self.current().number
         if self.engine is None:
-            list(self.hand_over("purge", machine or Machine(), str(newest)))
+            what = json.dumps([newest, list(without)])
+            list(self.hand_over("purge", machine or Machine(), what))
         else:
             with self.working():
                 if (now := self.current().number) != newest:
@@ -448,7 +455,7 @@ class Project:
                         f"v{newest} is not the newest version any more: it is v{now}. Nothing was "
                         "deleted. Look at it ('goldfish status'), then run 'goldfish purge' again."
                     )
-                self._versions.purge(machine or Machine(), self.engine)
+                self._versions.purge(machine or Machine(), self.engine, without)
         left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
         return [artefact for artefact in old if artefact.path not in left]
 

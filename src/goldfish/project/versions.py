@@ -6,7 +6,7 @@ removed since: a reject brings the last of them back, and a purge deletes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,10 +187,11 @@ class Versions:
             version = versions[version.parent]
         return ""
 
-    def purge(self, machine: Machine, engine: EngineFactory) -> None:
+    def purge(self, machine: Machine, engine: EngineFactory, without: Collection[str] = ()) -> None:
         """Delete what is quarantined, here and with the clients, and what done requests name.
 
-        The requests are closed once nothing is left of it.
+        The requests are closed once nothing is left of it but what clients keep that are gone for
+        ever: those they are to be closed ``without``.
         """
         old = [a for a in self.ledger.artefacts("quarantined") if a.kind != CLIENT_STATE]
         for artefact in old:
@@ -206,10 +207,12 @@ class Versions:
             self.files.forget_class(request.id)
         if self.kept_by_clients():
             self.purge_clients(self.newest(machine, engine).trained.federation)
-        if not self.ledger.artefacts("quarantined"):  # here, or with a client
+        left = {artefact.client for artefact in self.ledger.artefacts("quarantined")}
+        if left <= set(without):
+            noted = {"without": sorted(left)} if left else {}
             with self.ledger.together():
                 for request in self.ledger.requests("measured"):
-                    self.ledger.move(request.id, "closed")
+                    self.ledger.move(request.id, "closed", **noted)
 
     def kept_by_clients(self) -> list[Artefact]:
         """Return what clients keep of versions that are purged or rejected."""
