@@ -512,7 +512,17 @@ def test_bad_input(made: Made, call: Callable[[Made], object], message: str) -> 
 
 
 def test_a_pack_without_its_manifest_is_wrong_and_an_empty_folder_is_none(made: Made) -> None:
+    """So is a project, which has a manifest too; a folder in a pack does not belong to it."""
     pack = made.pack().folder
+    (pack / "more").mkdir()
+    wrong = [check for check in verify_evidence(pack) if check.state == "wrong"]
+    assert [(c.what, c.detail) for c in wrong] == [("more", "It does not belong to the pack.")]
+    (pack / "more").rmdir()
+    (pack / "more" / "versions").mkdir(parents=True)
+    (pack / "more" / "manifest.json").touch()
+    with pytest.raises(ConfigError, match=r"more is no evidence pack: manifest\.json, "):
+        verify_evidence(pack / "more")
+    shutil.rmtree(pack / "more")
     (pack / "manifest.json").unlink()
     (check,) = verify_evidence(pack)
     assert (check.state, check.detail) == ("wrong", "manifest.json is not in it.")
