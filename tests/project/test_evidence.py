@@ -532,6 +532,29 @@ def test_a_pack_without_its_manifest_is_wrong_and_an_empty_folder_is_none(made: 
         verify_evidence(pack)
 
 
+def test_a_pack_of_another_project_is_not_replaced(made: Made, tmp_path: Path) -> None:
+    """Requests and events have the same numbers there; an attempt that was killed is made anew."""
+    out = tmp_path / "packs of all projects"
+    (tmp_path / "other").mkdir()
+    other = Made(tmp_path / "other")
+    theirs = write_evidence(other.ledger, "R-0001", out, other.key, {})
+    kept = theirs.archive.read_bytes()
+    for lost in (None, theirs.folder):
+        if lost is not None:
+            shutil.rmtree(lost)
+        with pytest.raises(StoreError, match=r"is not of this project.*another folder with --out"):
+            write_evidence(made.ledger, "R-0001", out, made.key, {})
+    assert theirs.archive.read_bytes() == kept
+    other.ledger.close()
+    first = made.pack()
+    shutil.copytree(first.folder, first.folder.with_name(f"R-0001-{len(made.ledger.events())}"))
+    manifest = first.folder.with_name(f"R-0001-{len(made.ledger.events())}") / "manifest.json"
+    last = made.ledger.events()[-1]
+    facts = json.loads(manifest.read_bytes()) | {"head": [last.number, last.digest]}
+    manifest.write_text(json.dumps(facts))
+    assert made.pack().folder == manifest.parent
+
+
 def test_deleted_files_are_counted_in_words() -> None:
     assert files_or_folders(1) == "1 file or folder"
     assert files_or_folders(3) == "3 files or folders"

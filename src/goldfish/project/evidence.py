@@ -185,7 +185,9 @@ def write_evidence(
     )
     content[MANIFEST] = (manifest.model_dump_json(indent=1) + "\n").encode()
     content[SIGNATURE] = (signer.sign(content[MANIFEST]).hex() + "\n").encode()
-    pack = _write(out / f"{case.request.id}-{head[0]}", content)
+    folder = out / f"{case.request.id}-{head[0]}"
+    _refuse_another(folder, head)
+    pack = _write(folder, content)
     ledger.record("evidence", {"manifest": sha256(content[MANIFEST]), "key": name}, request_id)
     return pack
 
@@ -516,9 +518,31 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _refuse_another(folder: Path, head: tuple[int, str]) -> None:
+    """Raise where a pack of this name is there, and of another project.
+
+    One of this ledger, up to the same event, was written by an attempt that was killed.
+    """
+    there = [path for path in (folder, _archive(folder)) if path.exists()]
+    try:
+        if there and json.loads((folder / MANIFEST).read_bytes())["head"] == list(head):
+            return
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # it is no pack, or none that can be read
+    if there:
+        raise StoreError(
+            f"{there[0]} is there already, and is not of this project. A pack is never replaced: "
+            "choose another folder with --out."
+        )
+
+
+def _archive(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.zip")
+
+
 def _write(folder: Path, content: Mapping[str, bytes]) -> Pack:
     """Write a pack whole: under another name, then renamed; for its owner alone."""
-    archive = folder.with_name(f"{folder.name}.zip")
+    archive = _archive(folder)
     part = folder.with_name(f".{folder.name}.part")
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as file:
