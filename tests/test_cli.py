@@ -24,6 +24,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_help_tells_the_commands_of_a_project_from_those_of_experiments() -> None:
+    said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    experiments, _, project = said.partition("A project:")
+    for word, there in (("demo", experiments), ("audit", experiments), ("forget", project)):
+        assert f"│ {word} " in there
+    assert "keys " in project
+    assert "Begin with 'goldfish demo'" in project
+
+
 @pytest.mark.parametrize(
     "command",
     [["init", "app"], ["keys", "new", "keys"], ["up"], ["doctor"]],

@@ -15,11 +15,12 @@ import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
+from typer.core import TyperGroup
 
 from goldfish.errors import ConfigError, GoldfishError
 from goldfish.project import FILE, find_project
+from goldfish.project.commands import PANEL, audit_newest
 from goldfish.project.commands import app as project_app
-from goldfish.project.commands import audit_newest
 from goldfish.terminal import (
     INTERRUPTED,
     DataDir,
@@ -27,6 +28,7 @@ from goldfish.terminal import (
     DeviceOption,
     Workers,
     console,
+    end_once,
     print_table,
     resolve,
     say,
@@ -36,13 +38,25 @@ from goldfish.terminal import (
 from goldfish.version import __version__
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from click import Context
 
     from goldfish.experiments.config import Config
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
 
+
+class _ProjectFirst(TyperGroup):
+    """Lists the commands of a project before all others."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        def elsewhere(name: str) -> bool:
+            return getattr(self.commands[name], "rich_help_panel", None) != PANEL
+
+        return sorted(super().list_commands(ctx), key=elsewhere)
+
+
 app = typer.Typer(
+    cls=_ProjectFirst,
     help="Remove data from a federated model, fast, and show that it is gone.\n\n"
     "See it with 'goldfish demo'; 'goldfish init' makes a project for a federation of your own.",
     no_args_is_help=True,
@@ -51,7 +65,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 EXPERIMENTS, THERE = "Experiments", "What there is, and where it runs"
-"""What the help names its further groups; the commands of a project come first."""
+"""Headings in the help."""
 data_app = typer.Typer(help="Datasets: what is there, and how to get what is missing.")
 app.add_typer(data_app, name="data", no_args_is_help=True, rich_help_panel=THERE)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
@@ -139,7 +153,7 @@ def run(
         typer.Option(min=1, help="Repeat the run with this many seeds; report means and spread."),
     ] = 1,
 ) -> None:
-    """Train, delete, let each method unlearn, and write results and report to the run directory."""
+    """Run an experiment: train, delete, let each method unlearn, write results and a report."""
     from goldfish.experiments.config import load_config
     from goldfish.experiments.scenario import Machine
 
@@ -270,7 +284,7 @@ def report(
     console.print(f"Report: {write_report(run_dir)}")
 
 
-@project_app.command()
+@project_app.command(rich_help_panel=PANEL)
 def audit(
     run_dir: Annotated[
         Path | None,
@@ -348,7 +362,7 @@ def audit(
     if config.engine == "flower":
         from goldfish.flower.submit import audit_on_flower
 
-        _end_once()
+        end_once()
         auditing = partial(audit_on_flower, config, tell=_tell)
     steps = auditing(run_dir, machine, tier=tier.value, models=models, methods=method or ())
     show_progress(steps, " ".join(again), close=config.engine == "flower")
@@ -603,18 +617,24 @@ def flower_tombstones(
 ) -> None:
     """List the samples that a client was asked to remove, and never uses again."""
     _need_flower()
-    from goldfish.flower.client_store import ClientStore
+    from goldfish.flower.client_store import DATABASE, ClientStore
 
-    if not state_dir.is_dir():
-        raise ConfigError(f"There is no state-dir {state_dir}.")
+    if not (state_dir / DATABASE).is_file():  # to open it would make one
+        raise ConfigError(
+            f"{state_dir} is no state-dir of a node: there is no {DATABASE}. Give the folder that "
+            "state-dir names in the node-config."
+        )
     with ClientStore(state_dir) as store:
         known = store.buried(client, lift or ())
         for sample in lift or ():
             if sample not in known:
                 raise ConfigError(f"{client} was never asked to remove sample {sample!r}.")
         store.lift(client, lift or ())
-        for sample in store.tombstones(client):
-            say(sample)
+        left = store.tombstones(client)
+    for sample in left:
+        say(sample)
+    if not left:
+        typer.echo(f"{state_dir} has no tombstone of {client}.", err=True)
 
 
 def main() -> None:
@@ -640,7 +660,7 @@ def _run(config: Config, out: Path, machine: Machine, *, resume: bool, seeds: in
     if config.engine == "flower":
         from goldfish.flower.submit import run_on_flower
 
-        _end_once()
+        end_once()
         once = partial(run_on_flower, tell=_tell)
     repeat = once if seeds == 1 else partial(run_seeds, count=seeds, run=once)
     steps = repeat(config, out, machine, resume=resume)
@@ -654,21 +674,6 @@ def _end_as_by_ctrl_c() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler)
-
-
-def _end_once() -> None:
-    """The same, and let the first of these signals come to its end: the others wait for it."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        console.print("Stopping the run on Flower ...")
-        raise KeyboardInterrupt
-
-    for number in numbers:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
 
 
 def _need_flower() -> None:

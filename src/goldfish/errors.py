@@ -39,7 +39,14 @@ class DivergenceError(GoldfishError):
 
 
 class QuorumError(GoldfishError):
-    """Too few clients answered a round."""
+    """Too few clients answered a round.
+
+    ``said`` is the message without the clients' own words, the ``causes``: these may name a sample.
+    """
+
+    def __init__(self, said: str, causes: str = "") -> None:
+        super().__init__(f"{said} First causes: {causes}" if causes else said)
+        self.said = said
 
 
 class StoreError(GoldfishError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -17,6 +18,8 @@ from rich.text import Text
 from goldfish.errors import ConfigError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from rich.progress import TaskID
 
     from goldfish.results import Progress as Step
@@ -91,6 +94,24 @@ def show_progress(
         sys.stdout.flush()
         # Worker threads are in the middle of a client's epochs, and nobody needs the rest.
         os._exit(INTERRUPTED)
+
+
+def end_once() -> None:
+    """Let a service manager or a closed terminal end what runs on Flower too, as Ctrl-C does.
+
+    The first of these signals comes to its end: the others wait for it.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        console.print("Stopping the run on Flower ...")
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def state_of(step: Step) -> str:

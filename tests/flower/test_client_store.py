@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from goldfish.cli import app
 from goldfish.errors import StoreError
 from goldfish.flower import client_store as stores
 from goldfish.flower import wire
@@ -334,3 +336,15 @@ def test_a_full_disk_is_a_sentence_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"state-dir .* cannot be used: database or disk is full"):
         fill(tmp_path)
     assert known(tmp_path, order(index=1)) is not None
+
+
+def test_a_folder_that_is_no_state_dir_stays_as_it_is(tmp_path: Path) -> None:
+    """Whoever looks for tombstones in a wrong folder must not take it for a client without any."""
+    tmp_path.chmod(0o755)
+    command = ["flower", "tombstones", str(tmp_path), "ward-a"]
+    refused = CliRunner().invoke(app, command).exception
+    assert f"{tmp_path} is no state-dir of a node" in str(refused)
+    assert (list(tmp_path.iterdir()), tmp_path.stat().st_mode & 0o777) == ([], 0o755)
+    with ClientStore(tmp_path) as store:
+        store.bury("ward-b", ["scan-1"])
+    assert CliRunner().invoke(app, command).output == f"{tmp_path} has no tombstone of ward-a.\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tests.project.conftest import MACHINE, make_project
+from tests.project.conftest import MACHINE, make_project, write_data
 from tests.project.test_evidence import nobody
 from tests.project.test_project import ids_of, unlearn_while_asked
 from typer.testing import CliRunner
@@ -56,6 +56,26 @@ def test_an_accuracy_without_the_removed_class_says_so(trained: Project, goldfis
     )
 
 
+def test_evidence_says_what_no_measurement_looked_at(
+    trained: Project, goldfish: Command, tmp_path: Path
+) -> None:
+    """A class and a sample that were deleted from the data before the new model was made."""
+    early, late = [i for i in trained.samples(MACHINE)["client-2"] if int(i[8:11]) % 3 != 1][:2]
+    for client in ("client-1", "client-2", "client-3"):
+        trained.forget(client, label=1, machine=MACHINE)
+    trained.forget("client-2", samples=[early], machine=MACHINE)
+    trained.forget("client-2", samples=[late], machine=MACHINE)
+    write_data(tmp_path / "data.npz", lambda name: name != early and int(name[8:11]) % 3 != 1)
+    assert "% on the remaining classes" in goldfish("unlearn")
+    accuracy, *more = findings(case_of(trained.ledger, "R-0004"))
+    assert "of the test samples of the remaining classes" in accuracy
+    assert more[0].startswith("1 sample of this request had been deleted from the data before: no")
+    assert not any("deleted" in said for said in findings(case_of(trained.ledger, "R-0005")))
+    trained.forget("client-1", samples=trained.samples(MACHINE)["client-1"][:1], machine=MACHINE)
+    assert "The model before: accuracy" in (printed := goldfish("unlearn"))
+    assert printed.count("% on the remaining classes") == 2
+
+
 @pytest.mark.parametrize(
     ("low", "high", "told"),
     [
@@ -73,7 +93,7 @@ def test_a_memory_gap_comes_with_its_interval_and_the_number_of_samples(
     """Where 0 is in the interval, the gap shows nothing."""
     gap = {"value": -0.017, "low": low, "high": high}
     memory = {"gap": gap, "removed": 4, "unseen": 30, "removed_right": 1.0, "unseen_right": 2.0}
-    said = commands._measured({"accuracy": 96.94, "memory": memory})
+    said = commands._measured({"measures": {"accuracy": 96.94, "memory": memory}}, "measures")
     assert said == f"accuracy 96.9 %, memory gap of 4 removed samples {told}"
 
 
@@ -124,12 +144,12 @@ def test_an_interrupted_command_names_the_project_that_it_was_given(
     monkeypatch.setattr(commands, "show_progress", lambda _steps, again, close: told.append(again))
     goldfish("unlearn")
     monkeypatch.chdir(trained.folder)
-    CliRunner().invoke(app, ["unlearn"])
+    CliRunner().invoke(app, ["unlearn", "--method", "retrain"])
     with make_project(Path("my project")):
         CliRunner().invoke(app, ["train", "--project", "my project"])
     assert told == [
         f"goldfish unlearn --project {trained.folder}",
-        "goldfish unlearn",
+        "goldfish unlearn --method retrain",
         "goldfish train --project 'my project'",
     ]
 
@@ -236,6 +256,9 @@ def test_blanks_around_an_id_count_only_where_the_id_has_them(
     path.write_text(f"  {ids_of(trained, 'client-1', 1)[0]} \r\n")
     printed = goldfish("forget", "--client", "client-1", "--samples", path)
     assert "R-0001: client-1, 1 sample." in printed
+    path.write_text("patient", "utf-16")  # as Windows calls Unicode
+    printed = goldfish("forget", "--client", "client-1", "--samples", path)
+    assert f"--samples: {path} is no text in UTF-8. Save it as such." in printed
 
 
 def test_a_plan_says_once_why_several_methods_cannot_be_used(

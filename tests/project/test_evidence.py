@@ -512,7 +512,17 @@ def test_bad_input(made: Made, call: Callable[[Made], object], message: str) -> 
 
 
 def test_a_pack_without_its_manifest_is_wrong_and_an_empty_folder_is_none(made: Made) -> None:
+    """So is a project, which has a manifest too; a folder in a pack does not belong to it."""
     pack = made.pack().folder
+    (pack / "more").mkdir()
+    wrong = [check for check in verify_evidence(pack) if check.state == "wrong"]
+    assert [(c.what, c.detail) for c in wrong] == [("more", "It does not belong to the pack.")]
+    (pack / "more").rmdir()
+    (pack / "more" / "versions").mkdir(parents=True)
+    (pack / "more" / "manifest.json").touch()
+    with pytest.raises(ConfigError, match=r"more is no evidence pack: manifest\.json, "):
+        verify_evidence(pack / "more")
+    shutil.rmtree(pack / "more")
     (pack / "manifest.json").unlink()
     (check,) = verify_evidence(pack)
     assert (check.state, check.detail) == ("wrong", "manifest.json is not in it.")
@@ -520,6 +530,29 @@ def test_a_pack_without_its_manifest_is_wrong_and_an_empty_folder_is_none(made: 
         path.unlink()
     with pytest.raises(ConfigError, match=r"no evidence pack: manifest\.json, .* are not in it"):
         verify_evidence(pack)
+
+
+def test_a_pack_of_another_project_is_not_replaced(made: Made, tmp_path: Path) -> None:
+    """Requests and events have the same numbers there; an attempt that was killed is made anew."""
+    out = tmp_path / "packs of all projects"
+    (tmp_path / "other").mkdir()
+    other = Made(tmp_path / "other")
+    theirs = write_evidence(other.ledger, "R-0001", out, other.key, {})
+    kept = theirs.archive.read_bytes()
+    for lost in (None, theirs.folder):
+        if lost is not None:
+            shutil.rmtree(lost)
+        with pytest.raises(StoreError, match=r"is not of this project.*another folder with --out"):
+            write_evidence(made.ledger, "R-0001", out, made.key, {})
+    assert theirs.archive.read_bytes() == kept
+    other.ledger.close()
+    first = made.pack()
+    shutil.copytree(first.folder, first.folder.with_name(f"R-0001-{len(made.ledger.events())}"))
+    manifest = first.folder.with_name(f"R-0001-{len(made.ledger.events())}") / "manifest.json"
+    last = made.ledger.events()[-1]
+    facts = json.loads(manifest.read_bytes()) | {"head": [last.number, last.digest]}
+    manifest.write_text(json.dumps(facts))
+    assert made.pack().folder == manifest.parent
 
 
 def test_deleted_files_are_counted_in_words() -> None:

@@ -455,9 +455,9 @@ def test_addresses_that_cannot_be_used(tmp_path: Path) -> None:
     for address, message in (
         ("mysql://host/db", "is no address of a ledger"),
         ("sqlite://", "is no address of a ledger"),
-        ("postgresql://user:secret@127.0.0.1:1/none", "cannot be used: .*refused"),
-        (str(tmp_path / "text.db"), "cannot be used: file is not a database"),
-        ("/dev/null/ledger.db", "cannot be used"),
+        ("postgresql://user:secret@127.0.0.1:1/none", "used: .*refused.* whether its server runs"),
+        (str(tmp_path / "text.db"), "used: file is not a database. Look whether the file is whole"),
+        ("/dev/null/ledger.db", "cannot be used: .* Look whether you may write to its folder"),
     ):
         with pytest.raises(GoldfishError, match=message) as caught:
             Ledger.open(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from goldfish.flower.progress import LOG, read_lines
 from goldfish.flower.submit import error_named
 from goldfish.methods.records import CENSUS, CensusSettings
 from goldfish.project.audit import audit
-from goldfish.project.evidence import case_of
+from goldfish.project.evidence import case_of, headline
 from goldfish.project.project import Project
 from goldfish.project.server_app import app
 from goldfish.project.versions import Versions
@@ -211,6 +212,62 @@ def test_a_client_that_is_offline_is_purged_when_it_returns(
         assert [r.state for r in project.ledger.requests()] == ["closed"] * 3
 
 
+def test_requests_are_closed_without_a_client_that_never_comes_back(
+    tmp_path: Path, grid: LocalGrid
+) -> None:
+    """A hospital that leaves switches its node off; the evidence does not hide what it may keep."""
+    with make_flower_project(tmp_path / "project") as project:
+        list(project.train(MACHINE))
+        project.forget("client-3", machine=MACHINE)
+        del grid.nodes[12]
+        list(project.unlearn(MACHINE, "retrain"))
+        with pytest.raises(ConfigError, match=r"client 'client-33'\. Did you mean 'client-3'"):
+            project.purge(without=["client-33"])
+        project.purge(without=["client-2"])
+        assert [r.state for r in project.ledger.requests()] == ["measured"]
+        said = CliRunner().invoke(
+            cli, ["purge", "--without", "client-3", "--project", str(project.folder)]
+        )
+        assert "Not there, and still to be purged: client-3.\nClosed: R-0001." in said.output
+        case = case_of(project.ledger, "R-0001")
+        assert case.request.facts["without"] == project.outstanding() == ["client-3"]
+        assert headline(case).endswith("made from the data are not all deleted yet.")
+        assert case.outstanding == ["what client-3 keeps of version 1 on its own disk"]
+
+
+def test_a_command_that_is_ended_ends_what_it_started_on_flower(
+    tmp_path: Path, grid: LocalGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a service manager, or in its terminal's last moment; 'status' starts nothing."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    usual = [signal.getsignal(number) for number in numbers]
+    with make_flower_project(tmp_path / "project") as project:
+        list(project.train(MACHINE))
+        project.forget("client-1", samples=ids_of(project, "client-1", 2), machine=MACHINE)
+        list(project.unlearn(MACHINE, "retrain"))
+        ended: list[str] = []
+
+        def ended_by_sigterm(*_words: Any, **_more: Any) -> Iterator[Progress]:
+            try:
+                assert signal.getsignal(signal.SIGTERM) not in usual
+                signal.raise_signal(signal.SIGTERM)
+                yield Progress(phase="purging", round=0, rounds=1)
+            finally:
+                signal.raise_signal(signal.SIGHUP)  # it lets the first one come to its end
+                ended.append("stopped")
+
+        monkeypatch.setattr("goldfish.project.project.project_on_flower", ended_by_sigterm)
+        words = ["--project", str(project.folder)]
+        try:
+            CliRunner().invoke(cli, ["status", *words])
+            assert [signal.getsignal(number) for number in numbers] == usual
+            assert CliRunner().invoke(cli, ["purge", *words]).exit_code != 0
+        finally:
+            for number, handler in zip(numbers, usual, strict=True):
+                signal.signal(number, handler)
+        assert ended == ["stopped"]
+
+
 def test_a_model_from_elsewhere_and_a_version_that_is_rejected(
     tmp_path: Path, grid: LocalGrid
 ) -> None:
@@ -337,6 +394,40 @@ def test_requests_to_clients_with_data_of_their_own_are_checked_by_what_they_sai
         with ClientStore(tmp_path / "state" / "node-1") as store:
             known = store.buried("b", [f"patient-{n:03}-zq" for n in range(20, 40)])
             assert known == set(removed[:-1])
+
+
+def test_a_sample_that_no_request_could_name_is_refused(tmp_path: Path, members: LocalGrid) -> None:
+    whole = dict(np.load(tmp_path / "a.npz"))
+    whole["ids_train"] = np.array(["two\nlines", *whole["ids_train"][1:]])
+    np.savez(tmp_path / "a.npz", **whole)
+    with (
+        make_own_project(tmp_path / "project", MEMBERS) as project,
+        pytest.raises(ConfigError, match=r"^a: .*a\.npz: a sample has the id 'two\\nlines'\."),
+    ):
+        list(project.train(MACHINE))
+
+
+def test_a_request_that_its_client_was_never_told_of_can_be_withdrawn(
+    tmp_path: Path, members: LocalGrid
+) -> None:
+    """Its node is there and cannot read its data, or is gone: nobody trains without the samples."""
+    with make_own_project(tmp_path / "project", MEMBERS) as project:
+        list(project.train(MACHINE))
+        for sample in ("patient-003-zq", "patient-004-zq"):
+            project.forget("a", samples=[sample], machine=MACHINE)
+        node = members.nodes.pop(10)
+        members.nodes[20] = {**node, "path": str(tmp_path / "nowhere.npz")}
+        with pytest.raises(QuorumError, match=r"has answered \(a: .*nowhere.npz: cannot be read"):
+            list(project.unlearn(MACHINE))
+        del members.nodes[20]
+        with pytest.raises(QuorumError, match=r"has answered \(a: .* again when they are there"):
+            list(project.unlearn(MACHINE))
+        assert project.withdraw("R-0001", "a mistake").state == "withdrawn"
+        members.nodes[10] = node
+        list(project.unlearn(MACHINE))
+        project.reject()
+        with pytest.raises(ConfigError, match="a was told of it, and may train without"):
+            project.withdraw("R-0002", "a mistake")
 
 
 def test_a_client_names_a_class_only_where_it_is_asked_for() -> None:

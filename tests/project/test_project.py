@@ -236,6 +236,22 @@ def test_a_rejection_opens_what_was_done_because_of_the_rejected_version(trained
     assert [r.failure for r in trained.pending()] == ["v2 was rejected"] * 2
 
 
+def test_evidence_that_was_written_meanwhile_opens_no_request_of_an_earlier_version(
+    trained: Project,
+) -> None:
+    """A pack of R-0001, which v2 answered, is an event about it; v3 is rejected after that."""
+    for number in (1, 2):
+        samples = ids_of(trained, f"client-{number}", 2)
+        trained.forget(f"client-{number}", samples=samples, machine=MACHINE)
+        list(trained.unlearn(MACHINE, "retrain"))
+    trained.ledger.record("evidence", {}, "R-0001")
+    trained.reject()
+    assert [(r.id, r.state) for r in trained.ledger.requests()] == [
+        ("R-0001", "measured"),
+        ("R-0002", "failed"),
+    ]
+
+
 def test_no_model_is_lost_where_a_purge_was_interrupted_before_a_rejection(
     trained: Project,
 ) -> None:
@@ -247,6 +263,17 @@ def test_no_model_is_lost_where_a_purge_was_interrupted_before_a_rejection(
         trained.reject()
     trained.purge()
     assert trained.written(trained.current()).exists()
+
+
+def test_a_version_that_was_made_meanwhile_is_not_accepted_unseen(trained: Project) -> None:
+    """On Flower a purge waits for a pass that runs; the version before would be gone."""
+    for number in (1, 2):
+        samples = ids_of(trained, f"client-{number}", 1)
+        trained.forget(f"client-{number}", samples=samples, machine=MACHINE)
+        list(trained.unlearn(MACHINE))
+    with pytest.raises(StoreError, match=r"v2 is not the newest version any more: it is v3\. Noth"):
+        trained.purge(anyway=True, newest=2)
+    assert trained.reject().number == 2
 
 
 def test_a_request_that_came_in_while_its_client_left_is_done(trained: Project) -> None:
@@ -543,6 +570,35 @@ def test_an_asker_that_is_not_there_leaves_its_request_open(
     list(trained.unlearn(MACHINE))
     assert [r.state for r in trained.ledger.requests()] == ["measured", "measured"]
     assert [v.requests for v in trained.ledger.versions()] == [[], ["R-0001"], ["R-0002"]]
+
+
+class Talkative(InProcess):
+    """An engine whose clients cannot read a sample, and say which."""
+
+    def run(self, tasks: Sequence[Task[Any]]) -> RoundReplies:
+        cause = "scans/patient-000-zq.png cannot be read"
+        return RoundReplies([], [Failure(task.client_id, "OSError", cause) for task in tasks])
+
+
+def test_the_ledger_keeps_no_words_of_clients_that_may_name_a_sample(
+    trained: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator reads them once; the ledger would keep them for ever."""
+    trained.forget("client-2", samples=ids_of(trained, "client-2", 1), machine=MACHINE)
+    told: list[str] = []
+    trained.tell = told.append
+    begun = trained.unlearn(MACHINE)
+    next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    monkeypatch.setattr("goldfish.experiments.engine.InProcess", Talkative)
+    with pytest.raises(QuorumError, match=r"First causes: client-.*patient-000-zq.png cannot"):
+        list(trained.unlearn(MACHINE))
+    assert told[0].startswith("goldfish-sprint failed, and the pass retrains: Only 0 of")
+    assert "patient-000-zq" in told[0]
+    (request,) = trained.pending()
+    assert request.failure is not None
+    assert request.failure.startswith("Only 0 of 3 clients answered in round 1 of retrain")
+    assert "patient" not in str([event.facts for event in trained.ledger.events()])
 
 
 def test_a_model_from_elsewhere_is_version_1(project: Project, tmp_path: Path) -> None:

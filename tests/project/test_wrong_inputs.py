@@ -250,6 +250,11 @@ EMPTY = "TensorExamples(torch.zeros(0, 3), torch.zeros(0).long())"
         ("{'north': 5}", GOOD, "the data of client 'north'.*A int is not labelled data"),
         (f"{{'n': {GOOD}}}", EMPTY, "no samples as the server's test set"),
         ("{}", GOOD, "the data of no client"),
+        (
+            f"{{'n': {GOOD.replace('abcd', 'abc ')}}}",
+            GOOD,
+            "returns data of 'n': a sample has the id ' '.*no such line",
+        ),
     ],
 )
 def test_a_function_of_data_that_fails_is_named_with_the_client(

@@ -65,7 +65,9 @@ def read_ids(path: Path, setting: str) -> list[str]:
     """
     try:
         lines = path.read_text("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{setting}: {path} is no text in UTF-8. Save it as such.") from None
+    except OSError as error:
         raise ConfigError(f"{setting}: {path} cannot be read: {error}.") from None
     return [line for line in lines if line.strip()]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -132,7 +132,19 @@ def own_examples(setup: ClientSetup, kind: str, path: Path) -> TensorExamples:
             f"{path}: samples have no ids but their positions, which mean other samples once one "
             "is deleted. Give them ids (ids_train, or files in folders): a project needs them."
         )
+    if setup.salt is not None and not setup.ids:
+        refuse_nameless(str(path), examples.ids)
     return examples
+
+
+def refuse_nameless(where: str, ids: Iterable[str]) -> None:
+    """Raise where no request could name a sample, before a project is bound to it."""
+    for sample_id in ids:
+        if not sample_id.strip() or "\n" in sample_id:
+            raise ConfigError(
+                f"{where}: a sample has the id {sample_id!r}. Requests name samples by a file with "
+                "one id a line, and it can have no such line. Give the sample another id."
+            )
 
 
 def are_positions(ids: Sequence[str]) -> bool:

@@ -355,7 +355,8 @@ class Submission:
 
 
 def _end_of(text: str) -> str:
-    return " ".join(text.split())[-500:] or "nothing"
+    """Return the last words of what Flower said, without the frames around them."""
+    return " ".join(re.sub("[─│╭╮╰╯]", " ", text).split())[-500:] or "nothing"
 
 
 def connection(settings: FlowerSettings) -> str:

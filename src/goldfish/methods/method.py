@@ -495,7 +495,8 @@ def _check(replies: RoundReplies, quorum: float, asked: int, index: int, plan: P
         hint = f" Without {', '.join(needed)} their requests are not honoured." if needed else ""
         raise QuorumError(
             f"Only {answered} of {asked} clients answered {where}; the quorum is "
-            f"{quorum:.0%}.{hint} First causes: {causes}"
+            f"{quorum:.0%}.{hint}",
+            causes,
         )
     for update in replies.updates:
         if update.num_examples > 0 and not all_finite(update.params):

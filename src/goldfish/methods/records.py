@@ -10,7 +10,7 @@ clients delete what they keep that descends from samples which were removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import NonNegativeInt
@@ -24,6 +24,7 @@ from goldfish.types import (
     Client,
     Context,
     DeletionRequest,
+    Failure,
     Federation,
     RoundReplies,
     Step,
@@ -37,18 +38,30 @@ def file(
     federation: Federation,
     requests: Sequence[DeletionRequest],
     honoured: Sequence[DeletionRequest] = (),
-) -> list[str]:
+    telling: Callable[[Collection[str]], None] = lambda _clients: None,
+) -> list[Failure]:
     """Let the clients check and remember new requests; raise when one matches nothing.
 
-    Returns the clients that did not answer: they are told by the first task that they are given. A
+    Returns why clients did not answer: they are told by the first task that they are given. Of
+    those that are told now, ``telling`` hears before they are: who does not answer is not. A
     class that is asked for at several clients may be missing at some of them, but not at all. Where
     a request names samples, only its client knows whether it holds them, so its word ends the run;
     other requests fit any data, and a client that refuses one has failed, no more. All requests
     are checked before any is remembered: what is refused leaves no trace at any client.
     """
-    look(federation, requests, honoured)
-    replies = _file(FILE, federation, requests, honoured)
-    return [failure.client_id for failure in replies.failures]
+    asked = list(requests)
+    away: list[Failure] = []
+    for step in (CHECK, FILE):
+        if step is FILE:
+            telling({request.client_id for request in asked})
+        replies = _told(step, federation, asked, honoured)
+        _refuse_misfits(requests, replies)
+        away += replies.failures
+        absent = {failure.client_id for failure in replies.failures}
+        asked = [request for request in asked if request.client_id not in absent]
+        if not asked:
+            break
+    return away
 
 
 def look(
@@ -57,24 +70,23 @@ def look(
     honoured: Sequence[DeletionRequest] = (),
 ) -> None:
     """Let the clients check new requests as in :func:`file`, and remember none of them."""
-    _file(CHECK, federation, requests, honoured)
+    _refuse_misfits(requests, _told(CHECK, federation, requests, honoured))
 
 
-def _file(
+def _told(
     step: Step[Settings],
     federation: Federation,
     requests: Sequence[DeletionRequest],
     honoured: Sequence[DeletionRequest],
 ) -> RoundReplies:
+    """Return what the clients answer that are told of requests."""
     earlier, context = by_client(honoured), Context(phase="filing")
-    replies = federation.run(
+    return federation.run(
         [
             Task(c, step, {}, Settings(), context, requests=own, honoured=earlier.get(c, ()))
             for c, own in by_client(requests).items()
         ]
     )
-    _refuse_misfits(requests, replies)
-    return replies
 
 
 def _refuse_misfits(requests: Sequence[DeletionRequest], replies: RoundReplies) -> None:

@@ -26,8 +26,8 @@ class Asked:
     """What is asked of the library, by the id of the request in the ledger."""
     keys: Mapping[str, set[str]]
     """The keys that each request names, less what is gone."""
-    missing: int
-    """How many of these samples are not in the data any more."""
+    missing: Mapping[str, int]
+    """How many samples of each request are not in the data any more, where there are any."""
 
     @property
     def requests(self) -> list[DeletionRequest]:
@@ -213,4 +213,5 @@ class Registry:
                 by_request[r.id] = DeletionRequest(r.client, sample_ids=sorted(keys[r.id]))
             elif keys[r.id]:
                 by_request[r.id] = in_library(r, contents[r.id], keys[r.id])
-        return Asked(by_request, keys, sum(len(keys[r.id] & missing[r.client]) for r in requests))
+        deleted = {r.id: len(keys[r.id] & missing[r.client]) for r in requests}
+        return Asked(by_request, keys, {name: count for name, count in deleted.items() if count})

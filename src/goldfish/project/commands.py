@@ -23,6 +23,7 @@ from goldfish.terminal import (
     DeviceOption,
     Workers,
     console,
+    end_once,
     print_table,
     resolve,
     say,
@@ -40,9 +41,12 @@ if TYPE_CHECKING:
 SIGNING_KEY = "signing.key"
 """The key's name in a project, unless another one is given."""
 
+PANEL = "A project: a federation of your own, requests to delete, and the evidence"
+"""The heading of these commands in the help."""
+
 app = typer.Typer()
-keys_app = typer.Typer(help="Keys that sign evidence.")
-app.add_typer(keys_app, name="keys", no_args_is_help=True)
+keys_app = typer.Typer(help="The keys that sign evidence packs.")
+app.add_typer(keys_app, name="keys", no_args_is_help=True, rich_help_panel=PANEL)
 
 Folder = Annotated[
     Path, typer.Option("--project", metavar="DIR", help="The project; by default this folder.")
@@ -51,11 +55,14 @@ HERE = Path()
 
 
 @contextmanager
-def _open(folder: Path, *, to_read: bool = False) -> Iterator[Project]:
+def _open(folder: Path, *, to_read: bool = False, ends_once: bool = False) -> Iterator[Project]:
+    """Open a project: to read it alone, or for what ends once where it runs on Flower."""
     from goldfish.project.project import Project
 
     with Project.open(folder, to_read=to_read) as project:
         project.tell = say
+        if ends_once and project.settings.on_flower:
+            end_once()
         yield project
 
 
@@ -70,7 +77,7 @@ def _machine(data_dir: Path | None, device: Device, workers: int | None) -> Mach
     return Machine(data_dir, resolve(device), workers)
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder to make.")] = HERE,
 ) -> None:
@@ -80,7 +87,7 @@ def init(
     say(f"{Project.init(folder)} is written: change it as you like, then run 'goldfish train'.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def train(
     project: Folder = HERE,
     data_dir: DataDir = None,
@@ -88,7 +95,7 @@ def train(
     workers: Workers = None,
 ) -> None:
     """Train the project's first model version, or go on with it after an interruption."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         if opened.ledger.versions():
             opened.files.refuse_changes()
             say(
@@ -101,7 +108,7 @@ def train(
         _say_version(opened, opened.current())
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=PANEL)
 def import_(
     checkpoint: Annotated[
         Path, typer.Argument(help="A state dict: .safetensors, or what torch.save wrote.")
@@ -111,11 +118,11 @@ def import_(
     device: DeviceOption = Device.auto,
 ) -> None:
     """Take a model that was trained elsewhere, with this project's data, as version 1."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         _say_version(opened, opened.adopt(checkpoint, _machine(data_dir, device, None)))
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def clients(
     client: Annotated[
         str | None, typer.Argument(metavar="ID", help="List the sample ids of this one.")
@@ -141,7 +148,7 @@ def clients(
         typer.echo("\n".join(held[client]))
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def forget(
     client: Annotated[
         str, typer.Option("--client", metavar="ID", help="The client whose data it is.")
@@ -199,7 +206,7 @@ def forget(
         say(f"{filed.id}{already}: {filed.client}, {what}. Due on {filed.due_at:%Y-%m-%d}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def plan(
     config: Annotated[
         Path | None,
@@ -275,7 +282,7 @@ def _print_estimates(advice: Advice) -> None:
             say(f"{listing(names)}: {why}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def unlearn(
     method: Annotated[
         str | None,
@@ -290,10 +297,11 @@ def unlearn(
     workers: Workers = None,
 ) -> None:
     """Handle all pending requests in one pass: a new model version without what they name."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         before = opened.current().number
         steps = opened.unlearn(_machine(data_dir, device, workers), method)
-        show_progress(steps, _again("unlearn", project), close=opened.settings.on_flower)
+        again = _again("unlearn" if method is None else f"unlearn --method {method}", project)
+        show_progress(steps, again, close=opened.settings.on_flower)
         version = opened.current()
         if version.number > before:
             _say_version(opened, version)
@@ -306,7 +314,7 @@ def unlearn(
             say(f"{request.id} is still open: {request.failure or 'it came in meanwhile'}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def status(project: Folder = HERE) -> None:
     """Show requests, model versions, due dates and what is overdue."""
     from goldfish.project.lineage import fates
@@ -363,7 +371,7 @@ def status(project: Folder = HERE) -> None:
             say("No request waits.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def reject(project: Folder = HERE) -> None:
     """Take the newest version back, before a purge: its requests are open again."""
     with _open(project) as opened:
@@ -375,10 +383,13 @@ def reject(project: Folder = HERE) -> None:
         )
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def withdraw(
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST", help="Its number, from 'goldfish status'.")
+        str,
+        typer.Argument(
+            metavar="REQUEST", help="Its number, such as R-0001; 'goldfish status' lists them."
+        ),
     ],
     reason: Annotated[
         str,
@@ -392,7 +403,7 @@ def withdraw(
         say(f"{taken.id} is withdrawn ({taken.failure}): nothing is removed for it.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def purge(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would be deleted.")
@@ -404,13 +415,23 @@ def purge(
             help="Accept a version even if a test found traces of removed samples in it.",
         ),
     ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without",
+            metavar="ID",
+            help="Close the requests although this client can never be reached again; evidence "
+            "still says so. May be repeated.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     project: Folder = HERE,
 ) -> None:
     """Delete what was made of removed samples, and close the requests: there is no way back."""
-    with _open(project) as opened:
+    with _open(project, ends_once=True) as opened:
         before = {r.id for r in opened.ledger.requests("closed")}
-        gone = opened.purge(_machine(data_dir, Device.auto, None), dry_run=dry_run, anyway=anyway)
+        machine = _machine(data_dir, Device.auto, None)
+        gone = opened.purge(machine, dry_run=dry_run, anyway=anyway, without=without or ())
         for artefact in gone:
             say(f"{'would be' if dry_run else 'is'} deleted: {artefact.path} ({artefact.kind})")
         away = opened.outstanding()
@@ -424,7 +445,7 @@ def purge(
             say(f"Not handled yet: {', '.join(waiting)} ('goldfish unlearn').")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def lineage(
     picture: Annotated[
         Path | None,
@@ -460,10 +481,13 @@ def keys_new(
     say(f"{public} is for all who check evidence. Its fingerprint is {name}.")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def evidence(
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST", help="Its number, from 'goldfish status'.")
+        str,
+        typer.Argument(
+            metavar="REQUEST", help="Its number, such as R-0001; 'goldfish status' lists them."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", help="Where the pack goes; by default evidence/.")
@@ -495,7 +519,7 @@ def evidence(
     say(f"{pack.folder / PAGE} tells in plain words what was done. To hand on: {pack.archive}")
 
 
-@app.command()
+@app.command(rich_help_panel=PANEL)
 def verify(
     packs: Annotated[
         list[Path], typer.Argument(metavar="PACK...", help="Evidence packs: folders or zip files.")
@@ -505,12 +529,15 @@ def verify(
         typer.Option("--key", metavar="PUB", help="The public key that must have signed it."),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="A model file: is it the one of the pack?")
+        Path | None,
+        typer.Option("--model", help="The file of the new model, to compare with the pack."),
     ] = None,
     project: Annotated[
         Path | None,
         typer.Option(
-            "--project", metavar="DIR", help="The project; by default the one that PACK lies in."
+            "--project",
+            metavar="DIR",
+            help="The project to compare with; by default the one that PACK lies in.",
         ),
     ] = None,
 ) -> None:
@@ -562,7 +589,7 @@ def audit_newest(folder: Path, machine: Machine, oracles: int | None) -> None:
     from goldfish.report.audit import difference_cell
     from goldfish.report.formatting import seconds
 
-    with _open(folder) as opened:
+    with _open(folder, ends_once=True) as opened:
         amount = ORACLES if oracles is None else oracles
         say(f"Forecast: {seconds(audit_forecast(opened, amount))}, by what earlier work took.")
         again = f"{_again('audit', folder)} --models {amount}"
@@ -610,7 +637,7 @@ def _say_version(project: Project, version: Version) -> None:
     facts = version.facts
     say(
         f"v{version.number} ({version.made_by}): "
-        f"{_measured(facts['measures'], facts.get('guarantee'))}. "
+        f"{_measured(facts, 'measures', facts.get('guarantee'))}. "
         f"It lies in {project.files.version(version.number)}."
     )
     for tried, measures in facts.get("tried", {}).items():
@@ -618,7 +645,7 @@ def _say_version(project: Project, version: Version) -> None:
         why = measures.get("failed") or f"its model was not good enough: {bad}."
         say(f"{tried} was tried first, and {why}")
     if "before" in facts:
-        say(f"The model before: {_measured(facts['before'])}.")
+        say(f"The model before: {_measured(facts, 'before')}.")
         advice = (
             "Look at both: 'goldfish purge' accepts the new one, 'goldfish reject' takes it back"
         )
@@ -627,8 +654,9 @@ def _say_version(project: Project, version: Version) -> None:
         say(f"{advice}.")
 
 
-def _measured(measures: Mapping[str, Any], guarantee: str | None = None) -> str:
-    said = [f"accuracy {measures['accuracy']:.1f} %{_rest(measures)}"]
+def _measured(facts: Mapping[str, Any], which: str, guarantee: str | None = None) -> str:
+    measures = facts[which]
+    said = [f"accuracy {measures['accuracy']:.1f} %{_rest(facts)}"]
     if (known := measures.get("removed_class_accuracy")) is not None:
         said.append(f"the removed class recognised in {known:.1f} %")
     return ", ".join([*said, *filter(None, [_memory_gap(measures, guarantee)])])
@@ -656,21 +684,21 @@ def _memory_gap(measures: Mapping[str, Any], guarantee: str | None = None) -> st
     )
 
 
-def _rest(measures: Mapping[str, Any]) -> str:
-    """Say of which test samples an accuracy is, where it is not of all."""
+def _rest(facts: Mapping[str, Any]) -> str:
+    """Say of which test samples a version's accuracies are, where they are not of all."""
     from goldfish.project.evidence import of_remaining_classes
 
-    return " on the remaining classes" if of_remaining_classes(measures) else ""
+    return " on the remaining classes" if of_remaining_classes(facts) else ""
 
 
 def _version_row(version: Version, state: str) -> tuple[str, ...]:
-    measures = version.facts["measures"]
+    facts = version.facts
     return (
         f"v{version.number}",
         state,
         version.made_by,
         f"{version.at:%Y-%m-%d}",
-        f"{measures['accuracy']:.1f}{_rest(measures)}",
+        f"{facts['measures']['accuracy']:.1f}{_rest(facts)}",
         ", ".join(version.requests),
     )
 

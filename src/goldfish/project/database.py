@@ -127,7 +127,9 @@ def _own_file(path: Path) -> None:
         if path.stat().st_mode & 0o077:
             path.chmod(0o600)
     except OSError as error:
-        raise StoreError(f"The ledger {path} cannot be used: {error}.") from error
+        raise StoreError(
+            f"The ledger {path} cannot be used: {error}. Look whether you may write to its folder."
+        ) from error
 
 
 def _begin(db: Connection) -> None:

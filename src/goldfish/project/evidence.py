@@ -185,7 +185,9 @@ def write_evidence(
     )
     content[MANIFEST] = (manifest.model_dump_json(indent=1) + "\n").encode()
     content[SIGNATURE] = (signer.sign(content[MANIFEST]).hex() + "\n").encode()
-    pack = _write(out / f"{case.request.id}-{head[0]}", content)
+    folder = out / f"{case.request.id}-{head[0]}"
+    _refuse_another(folder, head)
+    pack = _write(folder, content)
     ledger.record("evidence", {"manifest": sha256(content[MANIFEST]), "key": name}, request_id)
     return pack
 
@@ -194,7 +196,7 @@ def _facts(case: Case) -> dict[str, Any]:
     """Return the fields of ``evidence.json``; docs/evidence.md says what each is for."""
     request, after, before = case.request, case.after, case.before
     work = dict(after.facts) if after else {}
-    for name in ("shards", "kept"):  # of all clients
+    for name in ("shards", "kept", "deleted_before"):  # of all clients
         work.pop(name, None)
     return {
         "schema_version": 1,
@@ -213,6 +215,7 @@ def _facts(case: Case) -> dict[str, Any]:
         "audit": case.audit,
         "work": work,
         "shards": _shards(case),
+        "deleted_before": _deleted_before(case),
         "touched": [asdict(artefact) for artefact in case.descendants],
         "purged": case.purged,
         "outstanding": left_over(case),
@@ -224,6 +227,12 @@ def _shards(case: Case) -> list[int]:
     """Return the shards of the client's data that held what this version removed."""
     found: Mapping[str, list[int]] = case.after.facts.get("shards", {}) if case.after else {}
     return list(found.get(case.request.client, []))
+
+
+def _deleted_before(case: Case) -> int:
+    """Return how many of its samples were deleted before the new model was made and measured."""
+    found: Mapping[str, int] = case.after.facts.get("deleted_before", {}) if case.after else {}
+    return found.get(case.request.id, 0)
 
 
 def _of_version(found: Version | None) -> dict[str, Any] | None:
@@ -368,7 +377,8 @@ def findings(case: Case) -> list[str]:
 def _test(case: Case) -> list[str]:
     """Say what was measured when the new model was made."""
     now, before = _measures(case, "measures"), _measures(case, "before")
-    rest = " samples of the remaining classes" if of_remaining_classes(now) else ""
+    remaining = case.after is not None and of_remaining_classes(case.after.facts)
+    rest = " samples of the remaining classes" if remaining else ""
     said = []
     for name, sentence in (
         ("accuracy", f"The new model is right on {{}} of the test{rest}"),
@@ -384,6 +394,11 @@ def _test(case: Case) -> list[str]:
         )
     if case.after and class_is_known(case.after.facts):
         said.append("It should not recognise the removed class any more.")
+    if deleted := _deleted_before(case):
+        said.append(
+            f"{plural(deleted, 'sample')} of this request had been deleted from the data before: "
+            "no test could look at them."
+        )
     memory, old = memory_of(now), memory_of(before)
     if memory is None:
         return [*said, "No test for traces of the removed samples was possible."]
@@ -437,9 +452,9 @@ def _traces(case: Case) -> str:
     return "" if case.after is None else traces(case.after.facts, case.audit)
 
 
-def of_remaining_classes(measures: Mapping[str, Any]) -> bool:
-    """Say whether an accuracy leaves out test samples, of classes that were removed."""
-    return "removed_class_accuracy" in measures
+def of_remaining_classes(facts: Mapping[str, Any]) -> bool:
+    """Say whether the accuracies of a version leave out test samples, whose class nobody has."""
+    return "removed_class_accuracy" in facts["measures"] or facts.get("left_out", 0) > 0
 
 
 def _measures(case: Case, which: str) -> Mapping[str, Any]:
@@ -503,9 +518,31 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _refuse_another(folder: Path, head: tuple[int, str]) -> None:
+    """Raise where a pack of this name is there, and of another project.
+
+    One of this ledger, up to the same event, was written by an attempt that was killed.
+    """
+    there = [path for path in (folder, _archive(folder)) if path.exists()]
+    try:
+        if there and json.loads((folder / MANIFEST).read_bytes())["head"] == list(head):
+            return
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # it is no pack, or none that can be read
+    if there:
+        raise StoreError(
+            f"{there[0]} is there already, and is not of this project. A pack is never replaced: "
+            "choose another folder with --out."
+        )
+
+
+def _archive(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.zip")
+
+
 def _write(folder: Path, content: Mapping[str, bytes]) -> Pack:
     """Write a pack whole: under another name, then renamed; for its owner alone."""
-    archive = folder.with_name(f"{folder.name}.zip")
+    archive = _archive(folder)
     part = folder.with_name(f".{folder.name}.part")
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as file:

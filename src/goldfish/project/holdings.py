@@ -28,6 +28,7 @@ from goldfish.experiments.client_setup import (
     ModelSetup,
     are_positions,
     key_of,
+    refuse_nameless,
     with_keys,
 )
 from goldfish.experiments.engine import EngineFactory
@@ -199,6 +200,7 @@ def load_holdings(
     plain = data.train
     train = with_keys(plain, salt)
     if manifest is None:
+        refuse_nameless(named.path or named.name, plain.ids)
         key = dict(zip(plain.ids, train.ids, strict=True))
         parts = divide(named, seed, plain)
         clients = {c: tuple(key[i] for i in ids) for c, ids in parts.clients.items()}
@@ -310,6 +312,9 @@ def _own(
                 f"data.name: {settings.tables.data.name} returns no samples for {client_id!r}. "
                 "Leave this client out, or look whether its file is empty."
             )
+        if manifest is None:
+            whose = f"data.name: {settings.tables.data.name} returns data of {client_id!r}"
+            refuse_nameless(whose, examples.ids)
         named[client_id] = _with_keys(examples, salt, client_id)
         ids |= dict(zip(named[client_id].ids, examples.ids, strict=True))
     if manifest is None:

@@ -145,7 +145,10 @@ class Ledger:
         if asked.tzinfo is None:
             asked = asked.replace(tzinfo=UTC)
         if asked > now:
-            raise ConfigError(f"The request is dated {asked.isoformat()}, which is in the future.")
+            raise ConfigError(
+                f"The request is dated {asked.isoformat()}, which is in the future: here it is "
+                f"{stamp(now)}. Nothing was filed."
+            )
         key = _key(client, kind, ids)
         with self.together() as db:
             earlier = db.execute(_SAME, {"key": key}).scalar()
@@ -184,6 +187,13 @@ class Ledger:
         """Return the requests that are in one of these states, or all; oldest first."""
         found = (request_of(events) for events in self._by_subject("filed", *NEXT, *FORMERLY))
         return [request for request in found if not states or request.state in states]
+
+    def measured_since(self, version: str) -> list[str]:
+        """Return the requests that were measured when this version was made, or later."""
+        made = self.events(version)[0].number
+        names = ("measured", *(old for old, now in FORMERLY.items() if now == "measured"))
+        since = {event.subject for event in self._of_kinds(*names) if event.number > made}
+        return [request.id for request in self.requests("measured") if request.id in since]
 
     def move(self, request_id: str, state: State, **facts: Any) -> Request:
         """Bring a request to its next state (:data:`NEXT`), with what is to be known of it.
@@ -441,7 +451,13 @@ class Ledger:
             yield
         except SQLAlchemyError as error:
             cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-            raise StoreError(f"The ledger {self.name} cannot be used: {cause}.") from error
+            look = "its server runs, and 'ledger' in goldfish.toml is right"
+            if self._engine.dialect.name == "sqlite":
+                look = "the file is whole, its disk has space, and you may write to its folder"
+            raise StoreError(
+                f"The ledger {self.name} cannot be used: {cause}. Look whether {look}; then run "
+                "the command again."
+            ) from error
 
     def _select(self, where: str, values: Mapping[str, Any]) -> list[Event]:
         """Return events, each as it was written: one that was changed is not used."""

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from goldfish.errors import ConfigError, StoreError
+from goldfish.errors import ConfigError, StoreError, unknown
 from goldfish.experiments.engine import EngineFactory, in_process
 from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.runner import recorded_phase
@@ -37,7 +37,7 @@ from goldfish.project.folder import ProjectFolder, private, remove
 from goldfish.project.ledger import TOLD, Ledger
 from goldfish.project.settings import TEMPLATE, ProjectSettings
 from goldfish.project.unlearning_pass import UnlearningPass, requests_begun
-from goldfish.project.versions import Versions, facts_of
+from goldfish.project.versions import Versions, facts_of, left_out_of
 from goldfish.results import Progress
 from goldfish.store import KeptHistory
 from goldfish.types import Federation
@@ -183,7 +183,11 @@ class Project:
                 memo=done.memo,
                 states=done.states,
             )
-            facts = facts_of(evaluator.measure(done.params), [r.cost for r in done.records])
+            facts = facts_of(
+                evaluator.measure(done.params),
+                [r.cost for r in done.records],
+                left_out=left_out_of(evaluator),
+            )
             if self.settings.on_flower:
                 facts["kept"] = {client: [todo.phase] for client in federation.client_ids}
             self._versions.publish(trained, "train", facts, {})
@@ -210,7 +214,9 @@ class Project:
             federation = self.engine(scenario, machine, holdings.run_id)
             values = tables.training.model_dump()
             trained = Trained.from_state_dict(federation, state, seed=tables.seed, **values)
-            facts = facts_of(Evaluator(scenario, machine.device).measure(trained.params), [])
+            evaluator = Evaluator(scenario, machine.device)
+            final, left_out = evaluator.measure(trained.params), left_out_of(evaluator)
+            facts = facts_of(final, [], left_out=left_out)
             make_folder(self.files.work(1))  # as long as it is there, the version is in the making
             return self._versions.publish(trained, "import", facts, {})
 
@@ -341,7 +347,7 @@ class Project:
             if request.state not in (*PENDING, "withdrawn") or told:
                 why = f"it is {request.state}"
                 if request.state in PENDING:
-                    why = f"{request.client} was told of it, and trains without the samples"
+                    why = f"{request.client} was told of it, and may train without the samples now"
                 elif request.state != "closed":
                     why += ": 'goldfish reject' takes the new version back first"
                 raise ConfigError(f"{request_id} cannot be withdrawn any more: {why}.")
@@ -408,15 +414,27 @@ class Project:
         return self.current()
 
     def purge(
-        self, machine: Machine | None = None, *, dry_run: bool = False, anyway: bool = False
+        self,
+        machine: Machine | None = None,
+        *,
+        dry_run: bool = False,
+        anyway: bool = False,
+        newest: int | None = None,
+        without: Sequence[str] = (),
     ) -> list[Artefact]:
         """Delete what descends from removed samples, and return it; requests are then closed.
 
-        To purge is to accept the newest version: there is no way back. On Flower clients delete
+        To purge is to accept the version that is ``newest`` when it is called: there is no way
+        back, and one that is made meanwhile was not looked at. On Flower clients delete
         what they keep, too. As long as one cannot be reached, requests are not closed: its part is
-        quarantined, and deleted by the next purge or unlearning that reaches it. A version that
-        still knows what it should have forgotten is accepted ``anyway`` only.
+        quarantined, and deleted by the next purge or unlearning that reaches it. Requests are
+        closed ``without`` clients that never come back; what they keep stays outstanding. A version
+        that still knows what it should have forgotten is accepted ``anyway`` only.
         """
+        for client in without:
+            if client not in self.files.manifest().clients:
+                hint = "'goldfish status' names those that are outstanding. Nothing was deleted."
+                raise ConfigError(unknown("client", client, self.files.manifest().clients, hint))
         old = self.ledger.artefacts("quarantined")
         if dry_run or not (old or self.ledger.requests("measured")):
             return old
@@ -426,11 +444,18 @@ class Project:
                 "--method retrain'; or let 'goldfish audit' look closer. 'goldfish purge --anyway' "
                 "accepts it all the same."
             )
+        newest = newest or self.current().number
         if self.engine is None:
-            list(self.hand_over("purge", machine or Machine()))
+            what = json.dumps([newest, list(without)])
+            list(self.hand_over("purge", machine or Machine(), what))
         else:
             with self.working():
-                self._versions.purge(machine or Machine(), self.engine)
+                if (now := self.current().number) != newest:
+                    raise StoreError(
+                        f"v{newest} is not the newest version any more: it is v{now}. Nothing was "
+                        "deleted. Look at it ('goldfish status'), then run 'goldfish purge' again."
+                    )
+                self._versions.purge(machine or Machine(), self.engine, without)
         left = {artefact.path for artefact in self.ledger.artefacts("quarantined")}
         return [artefact for artefact in old if artefact.path not in left]
 

@@ -6,6 +6,7 @@ process that the SuperLink's superexec starts, and that alone can reach the node
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def _steps(project: Project, machine: Machine, command: str, what: str) -> Itera
     if command == "import":
         project.adopt(Path(what), machine)
     elif command == "purge":
-        project.purge(machine, anyway=True)  # looked at before it was handed over
+        newest, without = json.loads(what)  # that version was looked at
+        project.purge(machine, anyway=True, newest=newest, without=without)
     else:
         raise ConfigError(f"A project has no command {command!r} for its clients.")
     return ()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -40,7 +41,7 @@ from goldfish.project.holdings import Holdings, next_census
 from goldfish.project.ledger import TOLD, Ledger
 from goldfish.project.settings import AUTO
 from goldfish.project.traces import traces
-from goldfish.project.versions import Newest, Versions, facts_of, measures_of
+from goldfish.project.versions import Newest, Versions, facts_of, left_out_of, measures_of
 from goldfish.results import MARGINS, Cost, Final, Part, Progress
 from goldfish.store import RunDirectory
 from goldfish.types import DeletionRequest, States
@@ -110,6 +111,8 @@ class _Before:
     """Of that version or of the last one that was not repaired: the higher one."""
     images: int
     """How many test images stand behind an accuracy."""
+    left_out: int
+    """How many do not, since nobody has their class any more."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,8 @@ class UnlearningPass:
         evaluator = Evaluator(scenario, device)
         final = evaluator.measure(self.start.trained.params, asked.requests)
         images = evaluator.test_images().accuracy
-        before = _Before(final, max(final.accuracy, self._base_accuracy(images)), images)
+        base, left_out = self._base_accuracy(images), left_out_of(evaluator)
+        before = _Before(final, max(final.accuracy, base), images, left_out)
         made = yield from self._make(begun, asked, rounds, evaluator, before)
         self._publish(made, asked, before)
 
@@ -301,12 +305,9 @@ class UnlearningPass:
         if not asked.by_request:
             return asked
         needed = self._todo(self._way(asked), asked, self.start.holdings.test).askers
-        if self.files.settings.on_flower:
-            with self.ledger.together():
-                for request in asked.by_request:
-                    self.ledger.record(TOLD, {}, request)
-        trained = self.start.trained
-        absent = set(file(trained.federation, asked.requests, trained.honoured))
+        trained, telling = self.start.trained, partial(self._note_told, asked)
+        failures = file(trained.federation, asked.requests, trained.honoured, telling)
+        absent = {failure.client_id for failure in failures}
         away = [
             r
             for r, own in asked.by_request.items()
@@ -316,11 +317,22 @@ class UnlearningPass:
         self.ledger.fail(away, "the client was not there")
         left = {r: own for r, own in asked.by_request.items() if r not in away}
         if not left:
+            why = "; ".join(f"{own.client_id}: {own.cause or own.error}" for own in failures)
             raise QuorumError(
-                f"No client that asked is there ({', '.join(sorted(absent))}): the requests stay "
-                "open."
+                f"No client that asked has answered ({why}): the requests stay open. Run "
+                "'goldfish unlearn' again when they are there."
             )
-        return replace(asked, by_request=left)
+        left_asked = replace(asked, by_request=left)
+        self._note_told(left_asked, absent)  # those that leave: a round may tell them
+        return left_asked
+
+    def _note_told(self, asked: Asked, clients: Collection[str]) -> None:
+        """Note that these clients are about to be told of what is asked of them."""
+        if self.files.settings.on_flower:
+            with self.ledger.together():
+                for request, own in asked.by_request.items():
+                    if own.client_id in clients:
+                        self.ledger.record(TOLD, {}, request)
 
     def _way(self, asked: Asked) -> str:
         """Return the method to take."""
@@ -386,11 +398,13 @@ class UnlearningPass:
                 done = yield from recorded_phase(todo, work, rounds, evaluator, states)
                 lost = _lost(todo, done, asked)
             except (ConfigError, DataError, DivergenceError, QuorumError) as error:
+                noted = error.said if isinstance(error, QuorumError) else str(error)
                 if not begun.auto:
-                    self.ledger.fail(begun.requests, str(error))
+                    self.ledger.fail(begun.requests, noted)
                     remove(rounds.path)
                     raise
-                tried = {"failed": str(error)}
+                self.tell(f"{begun.method} failed, and the pass retrains: {error}")
+                tried = {"failed": noted}
             else:
                 final = evaluator.measure(done.params, asked.requests)
                 tried = measures_of(final)
@@ -416,7 +430,7 @@ class UnlearningPass:
         Versions(self.files, self.ledger).publish(
             self._trained(made, removed),
             made.begun.method,
-            self._facts(made, before, removed),
+            self._facts(made, before, removed) | {"deleted_before": asked.missing},
             gone,
             parent=self.start.version.number,
             requests=honoured,
@@ -448,6 +462,7 @@ class UnlearningPass:
             begun.spent,
             guarantee=way.guarantee,
             notes=list(notes_of(way, made.todo, own)),
+            left_out=before.left_out,
             before=measures_of(before.final),
             base={"accuracy": accuracy, "images": before.images},
             tried={FAST: begun.tried} if begun.tried else {},
@@ -464,9 +479,9 @@ def _refuse_missing(todo: Plan, asked: Asked, method: str) -> None:
     """Raise where a method needs samples that are not in the data any more."""
     if asked.missing and todo.askers:
         raise ConfigError(
-            f"{asked.missing} of the samples that are to be forgotten are not in the data any "
-            f"more, and {method} must show them to the old model once more. Use a method that "
-            "starts anew: --method retrain."
+            f"{sum(asked.missing.values())} of the samples that are to be forgotten are not in the "
+            f"data any more, and {method} must show them to the old model once more. Use a method "
+            "that starts anew: --method retrain."
         )
 
 

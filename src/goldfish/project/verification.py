@@ -80,15 +80,16 @@ def _read(pack: Path) -> dict[str, bytes]:
     """Return the files of a pack by their names."""
     if not pack.exists():
         raise ConfigError(f"There is no evidence pack {pack}.")
-    if pack.is_dir() and not any((pack / name).exists() for name in NEEDED):
-        raise _no_pack(pack)
+    if pack.is_dir() and not any((pack / name).exists() for name in (SIGNATURE, KEY)):
+        raise _no_pack(pack)  # a project, too, has a file with the name of the manifest
     if pack.is_file() and pack.suffix != ".zip" and not zipfile.is_zipfile(pack):
         raise _no_pack(pack)
     try:
         if pack.is_dir():
             if sum(path.stat().st_size for path in pack.iterdir()) > LARGEST:
                 raise ValueError("it is too large for an evidence pack")  # noqa: TRY301
-            return {path.name: path.read_bytes() for path in pack.iterdir()}
+            found = list(pack.iterdir())
+            return {path.name: b"" if path.is_dir() else path.read_bytes() for path in found}
         with zipfile.ZipFile(pack) as archive:
             members = {Path(member.filename).name: member for member in archive.infolist()}
             if len(members) < len(archive.infolist()):

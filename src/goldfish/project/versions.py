@@ -6,13 +6,14 @@ removed since: a reject brings the last of them back, and a purge deletes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from goldfish.errors import ConfigError, StoreError
 from goldfish.experiments.engine import EngineFactory
+from goldfish.experiments.evaluator import Evaluator
 from goldfish.experiments.scenario import Machine
 from goldfish.files import sha256_of
 from goldfish.methods import METHODS, Trained, load
@@ -166,9 +167,7 @@ class Versions:
                 self.ledger.move_artefact(artefact.path, state, rejected=True)
             for artefact in before:
                 self.ledger.move_artefact(artefact.path, "current")
-            made = self.ledger.events(f"v{rejected.number}")[0].number
-            since = {e.subject for e in self.ledger.events() if e.number > made}
-            answered = [r.id for r in self.ledger.requests("measured") if r.id in since]
+            answered = self.ledger.measured_since(f"v{rejected.number}")
             self.ledger.fail(answered, f"v{rejected.number} was rejected")
         remove(self.files.version(rejected.number))
 
@@ -188,10 +187,11 @@ class Versions:
             version = versions[version.parent]
         return ""
 
-    def purge(self, machine: Machine, engine: EngineFactory) -> None:
+    def purge(self, machine: Machine, engine: EngineFactory, without: Collection[str] = ()) -> None:
         """Delete what is quarantined, here and with the clients, and what done requests name.
 
-        The requests are closed once nothing is left of it.
+        The requests are closed once nothing is left of it but what clients keep that are gone for
+        ever: those they are to be closed ``without``.
         """
         old = [a for a in self.ledger.artefacts("quarantined") if a.kind != CLIENT_STATE]
         for artefact in old:
@@ -207,10 +207,12 @@ class Versions:
             self.files.forget_class(request.id)
         if self.kept_by_clients():
             self.purge_clients(self.newest(machine, engine).trained.federation)
-        if not self.ledger.artefacts("quarantined"):  # here, or with a client
+        left = {artefact.client for artefact in self.ledger.artefacts("quarantined")}
+        if left <= set(without):
+            noted = {"without": sorted(left)} if left else {}
             with self.ledger.together():
                 for request in self.ledger.requests("measured"):
-                    self.ledger.move(request.id, "closed")
+                    self.ledger.move(request.id, "closed", **noted)
 
     def kept_by_clients(self) -> list[Artefact]:
         """Return what clients keep of versions that are purged or rejected."""
@@ -244,6 +246,11 @@ class Versions:
 def measures_of(final: Final) -> dict[str, Any]:
     """Return how good a model is, as the ledger tells it."""
     return final.model_dump(exclude_none=True, exclude={"per_class"})
+
+
+def left_out_of(evaluator: Evaluator) -> int:
+    """Return how many test samples are in no accuracy, since nobody has their class."""
+    return len(evaluator.scenario.test) - evaluator.test_images().accuracy
 
 
 def facts_of(
