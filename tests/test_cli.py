@@ -26,11 +26,12 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_help_tells_the_commands_of_a_project_from_those_of_experiments() -> None:
     said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
-    experiments, _, project = said.partition("A project:")
-    for word, there in (("demo", experiments), ("audit", experiments), ("forget", project)):
+    begin, _, rest = said.partition("A project:")
+    project, _, experiments = rest.partition("Experiments")
+    for word, there in (("forget", project), ("audit", project), ("demo", experiments)):
         assert f"│ {word} " in there
     assert "keys " in project
-    assert "Begin with 'goldfish demo'" in project
+    assert "'goldfish demo'" in begin
 
 
 @pytest.mark.parametrize(

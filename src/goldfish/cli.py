@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -38,8 +38,6 @@ from goldfish.terminal import (
 from goldfish.version import __version__
 
 if TYPE_CHECKING:
-    from click import Context
-
     from goldfish.experiments.config import Config
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 class _ProjectFirst(TyperGroup):
     """Lists the commands of a project before all others."""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         def elsewhere(name: str) -> bool:
             return getattr(self.commands[name], "rich_help_panel", None) != PANEL
 
