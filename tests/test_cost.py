@@ -34,13 +34,16 @@ def test_a_rounds_cost() -> None:
 
 
 def test_each_kind_of_sample_has_its_name() -> None:
-    """A teacher looked at 30 + 0, gradients were squared of 0 + 12; one says nothing."""
-    taught, fisher, plain = (_update(name, 1.0, 10.0) for name in "abc")
+    """A teacher looked at 30 samples, gradients were squared of 12, and one client measured 5.
+
+    The server measured 2,000: 2,005 with the client's.
+    """
+    taught, fisher, measured = (_update(name, 1.0, 10.0) for name in "abc")
     updates = [
         replace(taught, metrics={**taught.metrics, "teacher_samples": 30.0}),
         replace(fisher, metrics={**fisher.metrics, "fisher_samples": 12.0}),
-        plain,
+        replace(measured, metrics={**measured.metrics, "measured_samples": 5.0}),
     ]
-    cost = round_cost(Round(1, {}, updates, (), 0), 0.0, measured_samples=2000)
+    cost = round_cost(Round(1, {}, updates, (), 0), 0.0, by_server=2000)
     assert (cost.samples, cost.teacher_samples, cost.fisher_samples) == (30, 30, 12)
-    assert cost.measured_samples == 2000
+    assert cost.measured_samples == 2005

@@ -221,7 +221,8 @@ class Cost(Part):
     fisher_samples: Number = 0
     """Samples whose own gradients were squared, for the Fisher information of the steps."""
     measured_samples: Number = 0
-    """Test samples times models that the server measured, for weights, stops or choices."""
+    """Samples times models that were measured, for weights, stops or choices: test samples by the
+    server, removed ones by clients."""
 
     def __add__(self, other: Cost) -> Cost:
         both = {name: getattr(self, name) + getattr(other, name) for name in Cost.model_fields}
@@ -710,8 +711,8 @@ METRICS: Sequence[Metric] = (
         "cost.measured_samples",
         "measured samples",
         "count",
-        "The server’s test samples times the models that it measured on them, for weights, stops "
-        "or choices.",
+        "Samples times the models that were measured on them, for weights, stops or choices: the "
+        "server’s test samples, and removed ones on the clients.",
     ),
     Metric(
         "cost.bytes_sent", "sent", "bytes", "Between server and clients.", "Bytes sent", bars=True

@@ -203,7 +203,7 @@ class Update:
 
     ``num_examples == 0`` means that the client had nothing to learn from; its parameters are not
     aggregated. ``metrics`` always holds ``loss``, ``steps`` and ``samples``, and where there were
-    any ``teacher_samples`` and ``fisher_samples``.
+    any ``teacher_samples``, ``fisher_samples`` and ``measured_samples``.
     """
 
     client_id: str

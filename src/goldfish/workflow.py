@@ -392,13 +392,11 @@ def run_phase(plan: Plan, work: Work, states: States | None = None) -> Iterator[
         start = this.params
 
 
-def round_cost(
-    finished: Round, seconds: float, bytes_kept: int = 0, measured_samples: int = 0
-) -> Cost:
+def round_cost(finished: Round, seconds: float, bytes_kept: int = 0, by_server: int = 0) -> Cost:
     """Return what one finished round cost.
 
-    ``seconds``, ``bytes_kept`` and ``measured_samples`` are the caller's measurements; the rest is
-    what the clients that answered report.
+    ``seconds``, ``bytes_kept`` and what the server measured are the caller's measurements; the rest
+    is what the clients that answered report.
     """
     reported = [*(update.metrics for update in finished.updates), *finished.discarded]
     return Cost(
@@ -409,7 +407,8 @@ def round_cost(
         bytes_kept=bytes_kept,
         teacher_samples=sum(int(metrics.get("teacher_samples", 0)) for metrics in reported),
         fisher_samples=sum(int(metrics.get("fisher_samples", 0)) for metrics in reported),
-        measured_samples=measured_samples,
+        measured_samples=by_server
+        + sum(int(metrics.get("measured_samples", 0)) for metrics in reported),
     )
 
 

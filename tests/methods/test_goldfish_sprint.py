@@ -139,6 +139,9 @@ def test_further_turns_only_while_removed_samples_are_remembered(
     result = sprint(trained, most_turns=3, test=test, **small)
     assert len(result.rounds) == turns + 2
     assert (result.rounds[turns - 1].cost.steps > 0) == (unseen == "worse")
+    removed = len(REQUEST.sample_ids or ())
+    measured = [this.cost.measured_samples for this in result.rounds]
+    assert measured == [0, *(turns - 1) * [len(test) + removed], 0, 0]
     assert isinstance(trained.federation, Watched)
     told = trained.federation.rounds[2][0].settings
     assert len(told.unseen_losses) == 3

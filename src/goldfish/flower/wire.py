@@ -56,8 +56,8 @@ MOST_WORDS = 4000
 """Letters of an error that a client reports; what is longer is cut."""
 ROOM = 300
 """Bytes of a model's header for what it says of one tensor, beside the name."""
-COUNTS = ("steps", "samples", "teacher_samples", "fisher_samples")
-"""The metrics of an update that every round adds up; the last two may be missing."""
+COUNTS = ("steps", "samples", "teacher_samples", "fisher_samples", "measured_samples")
+"""The metrics of an update that every round adds up; the last three may be missing."""
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 """Buffers of BatchNorm; with a negative variance a model gives NaN, and so may its mean."""
 

@@ -208,11 +208,13 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
     asked = 0 if client.removed is None else len(client.removed)
     if not len(retained) or (settings.steps and not asked):
         return nothing_to_learn(task)
+    measured = {}
     if settings.unseen_losses and client.removed is not None:
         student = workspace.load("student", task.arrays["model"])
         logits = predict(student.module, client.removed)
+        measured = {"measured_samples": asked}
         if not remembers(logits, client.removed.labels.cpu(), settings.unseen_losses):
-            return nothing_to_learn(task)
+            return nothing_to_learn(task, measured)
     trained_on = len(retained) + (asked if settings.steps else 0)
     in_epoch = len(batch_sizes(trained_on, training.batch_size))
     steps = max(1, round(settings.epochs * in_epoch))
@@ -231,7 +233,7 @@ def sprint_step(task: Task[SprintSettings], client: Client, workspace: Workspace
         removed_size=size or None,
         removed_targets=_targets(client, settings.neighbours),
     )
-    return answer(task, params, len(retained), [fitted])
+    return answer(task, params, len(retained), [fitted], measured)
 
 
 SPRINT = Step("sprint", sprint_step, SprintSettings)
