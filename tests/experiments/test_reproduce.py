@@ -39,6 +39,7 @@ from goldfish.report.reproduction import (
     Numbers,
     judge,
     judge_claim,
+    not_run,
     planned_shards,
     write_results,
     write_summary,
@@ -330,6 +331,9 @@ def test_a_preset_is_run_in_parts(data_dir: Path, tmp_path: Path) -> None:
     folder = first.finish()
     write_results(folder, first.preset)
     assert "- Not run yet: seed 0 at 2\n" in (folder / PAGE).read_text()
+    four = load_preset("table-6").model_copy(update={"seeds": 4})
+    known = [Value(x, "origin", "accuracy", 0, 1.0) for x in (2, 4, 8, 10, 12)]
+    assert not_run(four, known) == "seed 0 at 6; seeds 1, 2 and 3"
     shutil.copytree(folder, there / folder.name)
     second, all_at_once = in_parts(there, 2), in_parts(whole, 2)
     assert (len(second.cells()), len(all_at_once.cells())) == (3, 4)

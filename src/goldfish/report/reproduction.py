@@ -221,15 +221,18 @@ def write_results(folder: Path, preset: Preset) -> list[Judged]:
 def not_run(preset: Preset, values: Sequence[Value]) -> str:
     """Say which seeds and rows of a preset have no values; empty where none is missing."""
     done = {part_of(preset, value) for value in values}
-    seeds = {seed for seed, _ in done}
-    missing: dict[int, list[str]] = {}
-    for seed, row in parts(preset, max(preset.seeds, 1 + max(seeds))):
-        if (seed, row) not in done:
-            missing.setdefault(seed, []).append(f"{row:g}" if row is not None else "")
-    texts = [
-        f"seed {seed}" + (f" at {listing(rows)}" if seed in seeds else "")
-        for seed, rows in missing.items()
+    begun = sorted({seed for seed, _ in done})
+    missing = [
+        part
+        for part in parts(preset, max(preset.seeds, 1 + max(begun, default=0)))
+        if part not in done
     ]
+    texts = []
+    for seed in begun:
+        if rows := [f"{row:g}" for own, row in missing if own == seed and row is not None]:
+            texts.append(f"seed {seed} at {listing(rows)}")
+    if later := [str(seed) for seed in dict(missing) if seed not in begun]:
+        texts.append(f"{'seed' if len(later) == 1 else 'seeds'} {listing(later)}")
     return "; ".join(texts)
 
 
