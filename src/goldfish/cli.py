@@ -9,13 +9,12 @@ from enum import StrEnum
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
-from typer.core import TyperGroup
 
 from goldfish.errors import ConfigError, GoldfishError
 from goldfish.project import FILE, find_project
@@ -42,19 +41,7 @@ if TYPE_CHECKING:
     from goldfish.experiments.scenario import Machine
     from goldfish.results import Progress as Step
 
-
-class _ProjectFirst(TyperGroup):
-    """Lists the commands of a project before all others."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        def elsewhere(name: str) -> bool:
-            return getattr(self.commands[name], "rich_help_panel", None) != PANEL
-
-        return sorted(super().list_commands(ctx), key=elsewhere)
-
-
 app = typer.Typer(
-    cls=_ProjectFirst,
     help="Remove data from a federated model, fast, and show that it is gone.\n\n"
     "See it with 'goldfish demo'; 'goldfish init' makes a project for a federation of your own.",
     no_args_is_help=True,
@@ -64,11 +51,13 @@ app = typer.Typer(
 )
 EXPERIMENTS, THERE = "Experiments", "What there is, and where it runs"
 """Headings in the help."""
+app.add_typer(project_app)  # first, and so at the top of the help
+other_app = typer.Typer()
+app.add_typer(other_app)
 data_app = typer.Typer(help="Datasets: what is there, and how to get what is missing.")
 app.add_typer(data_app, name="data", no_args_is_help=True, rich_help_panel=THERE)
 flower_app = typer.Typer(help="One federation on many machines: deploy Goldfish on Flower.")
 app.add_typer(flower_app, name="flower", no_args_is_help=True, rich_help_panel=THERE)
-app.add_typer(project_app)
 
 _tell = partial(console.print, highlight=False)
 
@@ -102,7 +91,7 @@ SetOption = Annotated[
 ]
 
 
-@app.command(rich_help_panel=EXPERIMENTS)
+@other_app.command(rich_help_panel=EXPERIMENTS)
 def demo(
     out: Annotated[Path, typer.Option(help="The run directory.")] = Path("runs/demo"),
     device: DeviceOption = Device.cpu,
@@ -121,7 +110,7 @@ def demo(
     _run(config, out, machine, resume=True)
 
 
-@app.command(rich_help_panel=EXPERIMENTS)
+@other_app.command(rich_help_panel=EXPERIMENTS)
 def run(
     config: Annotated[
         Path, typer.Argument(help="A TOML file (docs/configuration.md), or a run directory.")
@@ -163,7 +152,7 @@ def run(
     _run(loaded, place, machine, resume=resume, seeds=seeds)
 
 
-@app.command(rich_help_panel=EXPERIMENTS)
+@other_app.command(rich_help_panel=EXPERIMENTS)
 def presets() -> None:
     """List the tables and figures of the paper that 'goldfish reproduce' runs."""
     from goldfish.experiments.preset import load_preset, preset_names
@@ -173,7 +162,7 @@ def presets() -> None:
     print_table(("preset", "what it shows", "seeds"), rows)
 
 
-@app.command(rich_help_panel=EXPERIMENTS)
+@other_app.command(rich_help_panel=EXPERIMENTS)
 def reproduce(
     names: Annotated[
         list[str] | None,
@@ -238,7 +227,7 @@ def reproduce(
         say(f"Results: {folder / PAGE}")
 
 
-@app.command(rich_help_panel=EXPERIMENTS)
+@other_app.command(rich_help_panel=EXPERIMENTS)
 def bench(
     model: Annotated[str, typer.Option(help="The model to train: lenet5 or a ResNet.")] = "lenet5",
     clients: Annotated[
@@ -272,7 +261,7 @@ def bench(
     print_table(("what", "measured", "ratio"), rows)
 
 
-@app.command(rich_help_panel=EXPERIMENTS)
+@other_app.command(rich_help_panel=EXPERIMENTS)
 def report(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
 ) -> None:
@@ -379,7 +368,7 @@ def audit(
     say(f"Details: {run_dir / AUDIT}. Report: {write_report(run_dir)}")
 
 
-@app.command(rich_help_panel=THERE)
+@other_app.command(rich_help_panel=THERE)
 def methods() -> None:
     """Say of each unlearning method what it is, keeps, handles and promises."""
     from goldfish.methods import METHODS, count_kept_models
@@ -401,7 +390,7 @@ def methods() -> None:
             _tell(Padding(text, (0, 0, 0, 2)))
 
 
-@app.command(rich_help_panel=THERE)
+@other_app.command(rich_help_panel=THERE)
 def models() -> None:
     """List the models; your own is named package.module:factory."""
     from goldfish.models import MODELS
